@@ -14,8 +14,8 @@ from test_studies_stop import go, numbers, plan_of
 
 from vitkit.studies import time_use as times
 from vitkit.studies.folder import claim_folder, read_plan, table_rows
-from vitkit.studies.inputs import check_inputs, relocated, renamed, resumed_plan
 from vitkit.studies.pack import KEPT, MANIFEST, MARK, OBJECTS, hash_of, pack
+from vitkit.studies.study_inputs import check_inputs, relocated, renamed, resumed_plan
 from vitkit.studies.trial import WorkerConfig, run_trial
 from vitkit.studies.unpack import unpack
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from vitkit.errors import Error
 from vitkit.io.files import locked, replace_file
-from vitkit.metrics.intervals import percent
 from vitkit.options import parse_budget
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.study_page import OUTCOMES, difference_rows, study_page
-from vitkit.report.terminal import duration, print_facts, print_table, say, warn
+from vitkit.report.terminal import print_facts, print_table, say, warn
 from vitkit.studies import clusters
 from vitkit.studies.analysis import evaluate_claim, factors_of, figures_of, laws, means, means_row
 from vitkit.studies.differences import changes_from_base
@@ -23,7 +22,6 @@ from vitkit.studies.executor import (
     InlineExecutor,
     Job,
     LocalExecutor,
-    Outcome,
     run_jobs,
     share_gpus,
     worker_configs,
@@ -35,18 +33,17 @@ from vitkit.studies.folder import (
     read_failed,
     read_plan,
     table_rows,
-    write_failed,
     write_table,
 )
-from vitkit.studies.inputs import check_inputs, resumed_plan
 from vitkit.studies.prepare import Request, Stopwatch, Timings, make_plan, run_order
+from vitkit.studies.progress import Progress
 from vitkit.studies.recipe_plan import plan_recipes, select
 from vitkit.studies.scale import study as named_study
 from vitkit.studies.study import Plan
-from vitkit.studies.time_limit import TimeLimit, expected_seconds, trial_work
-from vitkit.studies.time_use import append, session, time_use, trial_seconds
+from vitkit.studies.study_inputs import check_inputs, resumed_plan
+from vitkit.studies.time_limit import TimeLimit
 from vitkit.studies.time_use import facts as time_facts
-from vitkit.studies.time_use import read as read_times
+from vitkit.studies.time_use import session, time_use
 from vitkit.studies.trial import BATCHES, SPLITS, measure_timing, run_trial
 
 PAGE, SUMMARY = "page.html", "summary.json"
@@ -189,71 +186,17 @@ def run_trials(
         log(f"{len(trials) - len(unfinished)} of {len(trials)} trials are already finished")
     if not unfinished:
         return
-    names = {trial.name for trial in unfinished}
-    failed = {name: error for name, error in read_failed(out).items() if name not in names}
-    write_failed(out, failed)
     shutil.rmtree(out / BATCHES, ignore_errors=True)  # a killed process left them; the data may have changed
-    clock, total = Stopwatch(), len(unfinished)
-    ended: list[str] = []
+    progress = Progress(plan, out, limit, [trial.name for trial in unfinished], log)
     folder = out.absolute()
-    pace = Pace(plan, out, limit)
-
-    def on_end(job: Job, outcome: Outcome) -> None:
-        pace.record(job.name, outcome)
-        if outcome.stopped:
-            log(f"{job.name}: stopped, and goes on from its checkpoint")
-            return
-        ended.append(job.name)
-        if outcome.error:
-            failed[job.name] = {"error": outcome.error, "trace": outcome.trace}
-            write_failed(out, failed)
-        else:
-            write_table(out, table_rows(out, plan))
-        remaining = clock() / len(ended) * (total - len(ended))
-        log(f"{len(ended)}/{total} {job.name}: {outcome_line(outcome)}; about {duration(remaining)} left")
-
     jobs = [Job(trial.name, run_trial, (trial, folder), trial.needs) for trial in unfinished]
     try:
         executor = executors.for_trials()
         with session(out, executors.devices, executors.slots, limit.clock):
-            run_jobs(jobs, executor, on_end, limit)
+            run_jobs(jobs, executor, progress.on_end, limit)
     finally:
         shutil.rmtree(folder / BATCHES, ignore_errors=True)
-    if len(ended) < total:
-        log(f"the time is used up; {total - len(ended)} trials are left, repeat the command to run them")
-
-
-class Pace:
-    """Records the seconds of each trial, and expects those of the others from them.
-
-    The trials of this session count, or those of earlier ones while there are none: another machine may have
-    run them.
-    """
-
-    def __init__(self, plan: Plan, out: Path, limit: TimeLimit):
-        self.out, self.limit = out, limit
-        self.work = {} if math.isinf(limit.stop_after) else trial_work(plan)
-        self.seconds: dict[str, float] = {}
-        done = {trial.name for trial in plan.trials if is_finished(out, trial)}
-        earlier = {name: value for name, value in trial_seconds(read_times(out)).items() if name in done}
-        self.limit.expected = expected_seconds(self.work, earlier)
-
-    def record(self, name: str, outcome: Outcome) -> None:
-        ended = "stopped" if outcome.stopped else "failed" if outcome.error else "finished"
-        append(self.out, {"trial": name, "seconds": round(outcome.seconds, 3), "ended": ended})
-        if ended == "finished":
-            self.seconds[name] = outcome.seconds
-            self.limit.expected = expected_seconds(self.work, self.seconds)
-
-
-def outcome_line(outcome: Outcome) -> str:
-    if outcome.error:
-        return f"FAILED: {outcome.error.splitlines()[0][:200]}"
-    test = outcome.value["test"]
-    fewshot = ""
-    if "fewshot_mean" in test:
-        fewshot = f", few-shot {percent(test['fewshot_mean'], test['fewshot_images'])}"
-    return f"{percent(test['top1'], test['images'])}{fewshot}, {outcome.seconds:.0f} s"
+    progress.close()
 
 
 def report(out: Path) -> dict[str, Any]:

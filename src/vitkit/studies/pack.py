@@ -144,9 +144,9 @@ def add_what_fits(writer: Writer, plan: Plan, max_size: int) -> Packed:
     """Add checkpoints and logs while there is room."""
     folder, seconds = writer.folder, trial_seconds(read_times(writer.folder))
     finished = [trial for trial in plan.trials if is_finished(folder, trial)]
-    begun = [trial for trial in plan.trials if trial not in finished and has_begun(folder, trial)]
+    interrupted = [trial for trial in plan.trials if trial not in finished and has_begun(folder, trial)]
     packed = Packed([], 0, len(finished), 0, {}, logs=False)
-    for trial in sorted(begun, key=lambda trial: -seconds.get(trial.name, 0.0)):
+    for trial in sorted(interrupted, key=lambda trial: -seconds.get(trial.name, 0.0)):
         files = list(state_files(trial_folder(folder, trial.name)))
         if writer.size_with(files) <= max_size:
             writer.add(files)
@@ -162,7 +162,7 @@ def add_what_fits(writer: Writer, plan: Plan, max_size: int) -> Packed:
 
 def state_files(place: Path) -> Iterator[Path]:
     """All files from which an interrupted trial goes on: of checkpoints only the newest."""
-    newest = {max(found) for run in (place, *place.glob("*/")) if (found := complete(run / CHECKPOINTS))}
+    newest = {max(steps) for run in (place, *place.glob("*/")) if (steps := complete(run / CHECKPOINTS))}
     for path in sorted(place.rglob("*")):
         inside = path.relative_to(place).parts
         if not path.is_file() or path.is_symlink() or set(inside) & set(SKIPPED) or not is_whole(path):

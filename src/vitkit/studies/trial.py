@@ -28,10 +28,10 @@ from vitkit.runs.protocol import Protocol
 from vitkit.runs.run import run
 from vitkit.runtime.runtime import Runtime, choose_runtime
 from vitkit.studies.folder import RESULT, is_finished, read_result, trial_folder
-from vitkit.studies.inputs import adopt_paths
 from vitkit.studies.prepare import Timing
 from vitkit.studies.setting import DRAWS
 from vitkit.studies.study import Trial
+from vitkit.studies.study_inputs import adopt_paths
 from vitkit.weights.load import load
 from vitkit.weights.save import save
 
