@@ -137,3 +137,25 @@ def test_the_verb_stops_and_names_the_command_that_goes_on(tmp_path, capsys):
     with refused("request.value", "--stop-after", "never"):
         parse_budget("never", "--stop-after")
     assert "overhead of trials" not in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.slow
+def test_processes_save_when_the_time_is_up_and_the_study_goes_on(tmp_path):
+    plan, out = plan_of(steps=150), tmp_path / "out"
+
+    def clock():  # the time is up once two trials train
+        logs = [path for path in out.glob("trials/*/metrics.jsonl") if path.stat().st_size > 200]
+        return 10.0 * (len(logs) >= 2)
+
+    claim_folder(out, plan)
+    said = []
+    for limit in (TimeLimit(clock, stop_after=5.0), None):
+        with ExitStack() as stack:
+            executors = Executors(Execution(out=out, device="cpu", processes=2), stack)
+            run_trials(plan, out, executors, said.append, limit=limit)
+        if limit:
+            assert len([t for t in plan.trials if has_begun(out, t)]) == 2 and not numbers(out, plan)
+    assert {row["steps"] for row in numbers(out, plan)} == {150} and len(numbers(out, plan)) == 5
+    whole = tmp_path / "whole"
+    go(plan, whole)
+    assert numbers(whole, plan) == numbers(out, plan)
