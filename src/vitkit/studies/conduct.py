@@ -43,7 +43,7 @@ from vitkit.studies.study import Plan
 from vitkit.studies.study_inputs import check_inputs, resumed_plan
 from vitkit.studies.time_limit import TimeLimit
 from vitkit.studies.time_use import facts as time_facts
-from vitkit.studies.time_use import session, time_use
+from vitkit.studies.time_use import session, time_line, time_use
 from vitkit.studies.trial import BATCHES, SPLITS, measure_timing, run_trial
 
 PAGE, SUMMARY = "page.html", "summary.json"
@@ -260,10 +260,10 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         print_claims(summary["verdicts"])
     for name, failure in summary["failed"].items():
         say(f"failed: {name}: {failure['error'].splitlines()[0]}")
-    if time := time_facts(summary["time"]):
-        print_facts(time)
-    if left := summary["trials"] - summary["finished"]:
-        say(f"{left} trials are left; to go on: {summary['command']}")
+    if summary["time"]:
+        say(time_line(summary["time"]))
+    if summary["finished"] < summary["trials"]:
+        say(f"to go on: {summary['command']}")
     say(f"{summary['finished']} of {summary['trials']} trials are finished; page: {summary['page']}")
 
 

@@ -136,5 +136,13 @@ def facts(use: Mapping[str, Any]) -> dict[str, str]:
     text |= {names.get(name, name): share for name, share in shares.items()}
     text |= {"overhead of trials": f"{use['overhead']:.1%}"}
     text |= {"processes without a trial": duration(use["waiting"])}
-    text |= {"time of the study": f"{duration(use['session'])} in {use['sessions']} sessions"}
+    text |= {"time of the study": f"{duration(use['session'])}, sessions: {use['sessions']}"}
     return text | ({"GPU busy while trials ran": f"{use['busy']:.1%}"} if use["busy"] is not None else {})
+
+
+def time_line(use: Mapping[str, Any]) -> str:
+    """What the terminal tells of the use of time."""
+    parts = [f"training and its data {(use['training'] + use['data']) / use['finished_trials']:.1%} of the time"]
+    parts += [f"evaluation {use['evaluation'] / use['finished_trials']:.1%}"]
+    parts += [f"overhead of trials {use['overhead']:.1%}"]
+    return "; ".join([*parts, *([f"GPU busy {use['busy']:.1%}"] if use["busy"] is not None else [])])
