@@ -14,8 +14,10 @@ from test_cli import run
 from vitkit.metrics import speed
 from vitkit.options import parse_budget
 from vitkit.studies import time_use as times
+from vitkit.studies.analysis import figures_of
 from vitkit.studies.conduct import Execution, Executors, report, run_trials
 from vitkit.studies.folder import claim_folder, has_begun, table_rows
+from vitkit.studies.scale import STUDIES
 from vitkit.studies.time_limit import TimeLimit, expected_seconds, trial_work
 from vitkit.training.schedule import Duration
 
@@ -137,6 +139,14 @@ def test_the_verb_stops_and_names_the_command_that_goes_on(tmp_path, capsys):
     with refused("request.value", "--stop-after", "never"):
         parse_budget("never", "--stop-after")
     assert "overhead of trials" not in (tmp_path / "page.html").read_text()
+
+
+def test_a_study_of_which_only_the_base_has_finished_has_no_figure_of_differences(tmp_path):
+    row = {"trial": "change=base,data=a,seed=0", "change": "base", "data": "a", "seed": 0, "top1": 0.5}
+    other = row | {"trial": "change=no-mixup,data=a,seed=0", "change": "no mixup", "top1": 0.6}
+    assert figures_of(STUDIES["recipes"], [row], tmp_path) == []
+    (figure,) = figures_of(STUDIES["recipes"], [row, other], tmp_path)
+    assert list(figure["differences"]) == ["no mixup"]
 
 
 @pytest.mark.slow

@@ -142,7 +142,9 @@ def facts(use: Mapping[str, Any]) -> dict[str, str]:
 
 def time_line(use: Mapping[str, Any]) -> str:
     """What the terminal tells of the use of time."""
-    parts = [f"training and its data {(use['training'] + use['data']) / use['finished_trials']:.1%} of the time"]
+    parts = [
+        f"training and its data {(use['training'] + use['data']) / use['finished_trials']:.1%} of the time"
+    ]
     parts += [f"evaluation {use['evaluation'] / use['finished_trials']:.1%}"]
     parts += [f"overhead of trials {use['overhead']:.1%}"]
     return "; ".join([*parts, *([f"GPU busy {use['busy']:.1%}"] if use["busy"] is not None else [])])
