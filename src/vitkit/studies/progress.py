@@ -38,7 +38,7 @@ class Progress:
         word = "stopped" if outcome.stopped else "failed" if outcome.error else "finished"
         append(self.out, {"trial": job.name, "seconds": round(outcome.seconds, 3), "ended": word})
         if outcome.stopped:
-            self.log(f"{job.name}: stopped; it goes on from its checkpoint")
+            self.log(f"{job.name}: stopped before its end")
             return
         self.ended += 1
         if outcome.error:
