@@ -132,7 +132,7 @@ def test_the_verb_stops_and_names_the_command_that_goes_on(tmp_path, capsys):
              "--processes", "1", "--device", "cpu", "--out", tmp_path]  # fmt: skip
     assert run(*words, "--stop-after", "0.001s", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
-    assert summary["finished"] == 0 and summary["trials"] == 4 and summary["time"] == {}
+    assert summary["finished"] == 0 and summary["trials"] == 7 and summary["time"] == {}
     assert summary["command"].startswith("vitkit study run heads --data digits")
     assert run(*words, "--stop-after", "soon") == 2
     assert "--stop-after 'soon'" in capsys.readouterr().err
