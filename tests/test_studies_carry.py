@@ -12,6 +12,7 @@ from refusals import refused
 from test_cli import run
 from test_studies_stop import go, numbers, plan_of
 
+from vitkit.io.files import locked
 from vitkit.studies import time_use as times
 from vitkit.studies.folder import claim_folder, read_plan, table_rows
 from vitkit.studies.pack import KEPT, MANIFEST, MARK, OBJECTS, hash_of, pack
@@ -200,6 +201,8 @@ def test_no_folder_is_overwritten(study, tmp_path):
         unpack([tmp_path / "nothing.zip"], tmp_path / "new")
     with refused("request.value", str(out)):
         pack(out, out / "s.zip", 60 * MB)
+    with locked(out), refused("run.locked", out):
+        pack(out, tmp_path / "t.zip", 60 * MB)
     assert (there / "mine").read_text() == "mine"
     (there / "mine").unlink()
     unpack([file], there)  # an empty folder is taken

@@ -44,8 +44,8 @@ class RunContext:
 
     def count(self, part: str, seconds: float) -> None:
         """Add to the seconds that a part of the run has taken: start, data, evaluation or saving."""
-        parts = self.progress.setdefault("time", {})
-        parts[part] = parts.get(part, 0.0) + seconds
+        parts = self.progress.get("time", {})  # replaced, as a thread may be writing it into a checkpoint
+        self.progress["time"] = parts | {part: parts.get(part, 0.0) + seconds}
 
     @contextmanager
     def counting(self, part: str) -> Iterator[None]:

@@ -46,7 +46,7 @@ class Packed:
     finished: int  # trials
     interrupted: int  # trials that go on from their checkpoint
     restarted: dict[str, float]  # interrupted trials that start again, and the seconds that each repeats
-    logs: bool  # whether the step logs of finished trials are in it
+    logs: bool  # whether the step logs of all finished trials are in it
 
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {"files": [str(path) for path in self.files]}
@@ -145,7 +145,7 @@ def add_what_fits(writer: Writer, plan: Plan, max_size: int) -> Packed:
     folder, seconds = writer.folder, trial_seconds(read_times(writer.folder))
     finished = [trial for trial in plan.trials if is_finished(folder, trial)]
     interrupted = [trial for trial in plan.trials if trial not in finished and has_begun(folder, trial)]
-    packed = Packed([], 0, len(finished), 0, {}, logs=False)
+    packed = Packed([], 0, len(finished), 0, {}, logs=True)
     for trial in sorted(interrupted, key=lambda trial: -seconds.get(trial.name, 0.0)):
         files = list(state_files(trial_folder(folder, trial.name)))
         if writer.size_with(files) <= max_size:
@@ -153,10 +153,12 @@ def add_what_fits(writer: Writer, plan: Plan, max_size: int) -> Packed:
             packed.interrupted += 1
         else:
             packed.restarted[trial.name] = round(seconds.get(trial.name, 0.0), 1)
-    logs = [path for trial in finished for path in log_files(folder, trial)]
-    if writer.size_with(logs) <= max_size:
-        writer.add(logs)
-        packed.logs = True
+    for trial in finished:  # one after the other, as they compress well
+        files = log_files(folder, trial)
+        if writer.size_with(files) <= max_size:
+            writer.add(files)
+        else:
+            packed.logs = False
     return packed
 
 
@@ -219,5 +221,5 @@ def lines(packed: Packed) -> Iterator[str]:
     for name, seconds in packed.restarted.items():
         yield f"left out, too large: the state of {name}, which starts again ({duration(seconds)} are lost)"
     if packed.finished and not packed.logs:
-        yield "left out, too large: the step logs of finished trials, which the study does not need"
+        yield "left out, too large: step logs of some finished trials, which the study does not need"
     yield f"{packed.size / 1e6:.1f} MB; on another machine: vitkit study unpack {names} --to FOLDER"

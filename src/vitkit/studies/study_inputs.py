@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.splits import complete
 from vitkit.datasets.opening import data_and_part, open_data
 from vitkit.errors import Error
 from vitkit.io.files import replace_file, sha256
@@ -80,7 +79,9 @@ def contents(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def data_content(place: str) -> dict[str, Any]:
     """Digests of all images, names and labels of a data set."""
-    splits = complete(open_data(data_and_part(place)[0]), val=0.0)
+    opened = open_data(data_and_part(place)[0])  # before vitkit splits off test images
+    first = next(iter(opened))
+    splits = opened if "train" in opened else {"train" if n == first else n: p for n, p in opened.items()}
     return summary(with_sizes(with_marks(splits)))
 
 
