@@ -77,6 +77,11 @@ def main() -> None:
     print(f"{len(found)} trials: {total:.2f} s; steps {steps:.2f} s, evaluation {looking:.2f} s "
           f"({looking / steps:.1%} of the steps), the rest {rest:.2f} s ({rest / steps:.1%}), of it the "
           f"driver {total - sum(o.seconds for o in found.values()):.3f} s")  # fmt: skip
+    parts = [outcome.value["cost"]["time"] for outcome in found.values()]
+    recorded = {name: sum(part[name] for part in parts) for name in parts[0]}
+    working = recorded["data"] + recorded["training"] + recorded["evaluation"]
+    print("as the trials recorded it:", {name: round(value, 2) for name, value in recorded.items()},
+          f"overhead {1 - working / sum(o.seconds for o in found.values()):.1%} of the trials")  # fmt: skip
     (name, first), *others = ((name, outcome.value["cost"]["seconds"]) for name, outcome in found.items())
     for other, seconds in others:
         if name.rpartition(",")[0] == other.rpartition(",")[0]:

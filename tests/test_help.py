@@ -230,7 +230,7 @@ def test_the_script_of_bash_completes_verbs_flags_and_names(capsys):
     assert completed(script, "vitkit", "predict", "") == []  # bash offers the files
     assert completed(script, "vitkit", "finetune", "--out", "r") == []
     assert completed(script, "vitkit", "list", "w") == ["weights"]
-    assert completed(script, "vitkit", "study", "") == ["list", "run", "report", "index"]
+    assert completed(script, "vitkit", "study", "") == ["list", "run", "report", "pack", "unpack", "index"]
     assert completed(script, "vitkit", "study", "run", "hea") == ["heads"]
     assert completed(script, "vitkit", "study", "run", "heads", "--bu") == ["--budget"]
     assert completed(script, "vitkit", "study", "run", "heads", "--scale", "") == ["mini", "paper"]

@@ -162,7 +162,7 @@ def test_stopped_by_a_signal_all_trials_save_and_the_same_command_goes_on(tmp_pa
     assert first.returncode == 128 + signal.SIGINT and b"repeat the command" in said
     saved = sorted(path.name for path in tmp_path.glob("trials/*/checkpoints/step-*"))
     assert len(saved) == 2 and not list(tmp_path.glob("trials/*/result.json"))
-    done = subprocess.run(words, capture_output=True, env=environment, timeout=170)
+    done = subprocess.run(words, capture_output=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     output = json.loads(done.stdout)
     assert output["finished"] == output["trials"] == 7 and not output["failed"]

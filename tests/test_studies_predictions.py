@@ -14,6 +14,7 @@ from vitkit.studies.forecasts import PREDICTIONS, before_prediction, compare, pr
 from vitkit.studies.prepare import Request, trial_flops
 from vitkit.studies.scale import STUDIES
 from vitkit.studies.study import Plan
+from vitkit.studies.time_limit import TimeLimit
 
 STUDY = STUDIES["scaling"]
 IMAGES = {"digits": 1618}
@@ -111,3 +112,9 @@ def test_a_prediction_is_the_law_with_the_interval_of_a_line():
     margin = stats.t.ppf(0.975, 2) * error
     assert np.log([low, high]) == pytest.approx(np.log(center) + np.array([-margin, margin]), rel=1e-3)
     assert prediction([1.0, 1.0, 2.0], [0.5, 0.5, 0.4], 4.0) is None
+
+
+def test_the_larger_trials_have_the_time_that_the_smaller_ones_left():
+    limit = TimeLimit(lambda: 40.0, start_by=100.0, stop_after=70.0)
+    rest = limit.rest()
+    assert (rest.start_by, rest.stop_after) == (60.0, 30.0) and 0 <= rest.clock() < 5

@@ -76,6 +76,7 @@ RANGES = {  # of the numeric options, by their Python names
     "processes": Range(1, 256), "seed": Range(0, 2**63 - 1), "seeds": SEEDS, "steps": STEPS,
     "top": Range(1, 1_000_000), "workers": Range(0, 256),
 }  # fmt: skip
+PACK_SIZE = Range(10_000, 10**12)  # bytes of a packed study, or of each of its parts
 PATIENCE = 5  # early stopping of fine-tuning after 5 evaluations without improvement; a run has 10
 LENGTH = (  # of fine-tuning, as planning.finetune_rules.steps_for computes it
     "from the recipe; finetune: 25 epochs and at least 500 steps, fewer epochs above 51,200 images; on a CPU "
@@ -398,29 +399,28 @@ FORMS: dict[str, Callable[[str], Any]] = {  # parsers of text options; their Err
 }  # fmt: skip
 
 
-def parse_budget(text: str) -> float:
+def parse_budget(text: str, flag: str = "--budget") -> float:
     """'20min', '90s' or '1.5h' -> seconds."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*([a-z]*)", text.strip().lower())
     seconds = float(match[1]) * SECONDS.get(match[2] or "min", 0) if match else 0.0
     if not 0 < seconds <= LONGEST:
         raise Error(
-            f"--budget {text!r}: expected a duration of at most a year, e.g. 90s, 20min or 1.5h",
+            f"{flag} {text!r}: expected a duration of at most a year, e.g. 90s, 20min or 1.5h",
             code="request.value",
         )
     return seconds
 
 
-def size_in_bytes(text: str) -> int:
+def size_in_bytes(text: str, flag: str = "--max-bytes", allowed: Range = SERVICE["max_bytes"]) -> int:
     """'10MB', '500kB', '2e6' or '1000000' -> bytes."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     try:
         size = float(match[1]) * BYTES[match[2]] if match else 0.0
     except (KeyError, ValueError):
         size = 0.0
-    if size not in (allowed := SERVICE["max_bytes"]):
+    if size not in allowed:
         raise Error(
-            f"--max-bytes {text!r}: expected {allowed.least:,} to {allowed.largest:,} bytes, e.g. 10MB or "
-            "500kB",
+            f"{flag} {text!r}: expected {allowed.least:,} to {allowed.largest:,} bytes, e.g. 10MB or 500kB",
             code="request.value",
         )
     return int(size)

@@ -8,7 +8,7 @@ import pytest
 
 from vitkit.metrics import speed
 from vitkit.metrics.cost import flops, forward_flops, ledger, parameters, peak_flops, tpu_v3_core_days
-from vitkit.metrics.speed import Meter
+from vitkit.metrics.speed import Meter, busy_reader
 from vitkit.models.resnet import StemConfig
 from vitkit.models.variants import NAMED, configure, skeleton, variant
 from vitkit.models.vit import ViTConfig
@@ -147,6 +147,8 @@ class Nvml:
         def call(*args):
             if name == "nvmlDeviceGetHandleByUUID":
                 assert args[0] == b"GPU-abc"
+            if name == "nvmlDeviceGetUtilizationRates":
+                args[1][0], args[1][1] = 87, 20  # percent: of the computing units, and of the memory
             if name == "nvmlDeviceGetTotalEnergyConsumption":
                 self.millijoules += 2000
                 args[1]._obj.value = self.millijoules
@@ -170,6 +172,16 @@ def test_energy_is_told_between_looks_where_a_device_reports_it(monkeypatch):
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert Meter("cuda").lap() is None
+
+
+def test_a_gpu_is_busy_as_its_driver_reports(monkeypatch):
+    assert busy_reader("cpu")() is None
+    monkeypatch.setattr(speed.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="abc"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Nvml())
+    assert busy_reader("cuda:1")() == 0.87
+    for fails in ("nvmlInit_v2", "nvmlDeviceGetUtilizationRates"):
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, fails=fails: Nvml(fails))
+        assert busy_reader("cuda")() is None
 
 
 def test_parameters_are_counted():

@@ -15,6 +15,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from vitkit.errors import Error, code_of
 from vitkit.options import (
     MOST_PIXELS,
+    PACK_SIZE,
     RANGES,
     RATE,
     SERVICE,
@@ -195,6 +196,8 @@ FLAGS: dict[str, Range | Form] = {
     "--weights": Form(check_weights),  # no network check: a plan downloads nothing
     **{f"--{name.replace('_', '-')}": allowed for name, allowed in RANGES.items()},
     "--budget": Form(parse_budget),
+    "--max-size": Form(lambda text: size_in_bytes(text, "--max-size", PACK_SIZE)),
+    "--stop-after": Form(lambda text: parse_budget(text, "--stop-after")),
     "--cells": Range(1, MOST_PIXELS),
     "--device": Form(check_device),
     "--folds": Range(2, 100),

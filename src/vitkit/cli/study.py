@@ -1,4 +1,4 @@
-"""The study verb with its subcommands: study list, study run, study report, study index."""
+"""The study verb with its subcommands: study list, run, report, pack, unpack and index."""
 
 import sys
 from dataclasses import dataclass
@@ -68,6 +68,14 @@ class Run:
             "no trial after it.",
         ),
     ] = "20min"
+    stop_after: Annotated[
+        str,
+        arg(
+            metavar="TIME",
+            help="Stop after this time, e.g. 25min: running trials save, and the same command goes on.",
+            help_behavior_hint="(default: no limit)",
+        ),
+    ] = ""
     seeds: Annotated[int, arg(metavar="N", help="Runs per setting.")] = 3
     out: Annotated[
         Path | None,
@@ -134,6 +142,45 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pack:
+    """Write a stopped study into one file, to go on with it on another machine.
+
+    $ vitkit study pack runs/studies/positions
+    $ vitkit study pack runs/studies/recipes --to recipes.zip --max-size 20MB
+    """
+
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="Study folder.")]
+    to: Annotated[
+        Path | None,
+        arg(metavar="FILE", help="The file to write.", help_behavior_hint="(default: FOLDER.study.zip)"),
+    ] = None
+    max_size: Annotated[
+        str,
+        arg(
+            metavar="SIZE",
+            help="Size of the file. Checkpoints are added as long as they fit; results that are larger are "
+            "written as numbered parts of this size.",
+        ),
+    ] = "60MB"
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unpack:
+    """Read a packed study into a new folder, verify its content and write its report.
+
+    $ vitkit study unpack positions.study.zip --to runs/studies/positions
+    $ vitkit study unpack recipes.zip.* --to runs/studies/recipes
+    """
+
+    files: Annotated[
+        Positional[tuple[Path, ...]], arg(metavar="FILE...", help="The file, or all parts of it.")
+    ]
+    to: Annotated[Path, arg(metavar="FOLDER", help="The folder to create.")]
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Index:
     """Write one page with the claims of all studies: paper, measurement, verdict, and a small figure each.
 
@@ -153,6 +200,8 @@ Do = (
     Annotated[List, subcommand("list")]
     | Annotated[Run, subcommand("run")]
     | Annotated[Report, subcommand("report")]
+    | Annotated[Pack, subcommand("pack")]
+    | Annotated[Unpack, subcommand("unpack")]
     | Annotated[Index, subcommand("index")]
 )
 
@@ -178,6 +227,13 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
     from vitkit.studies import conduct
     from vitkit.studies.prepare import Request
 
+    if isinstance(do, Pack):
+        return pack(do)
+    if isinstance(do, Unpack):
+        from vitkit.studies.unpack import unpack
+
+        unpack(do.files, do.to)
+        do = Report(folder=do.to, json=do.json)
     if isinstance(do, Report):
         summary = conduct.report(do.folder)
         return emit(summary) if emit else conduct.print_summary(summary)
@@ -189,6 +245,22 @@ def study(do: OmitSubcommandPrefixes[OmitArgPrefixes[Do]]) -> None:
     execution = conduct.Execution(
         out=do.out or Path("runs/studies") / do.name, on=do.on, processes=do.processes, device=do.device,
         precision=do.precision, compile=do.compile, cluster=do.cluster, plan=do.plan, only=do.only,
+        stop_after=do.stop_after,
     )  # fmt: skip
     if not conduct.run_study(request, execution, emit):
         sys.exit(1)
+
+
+def pack(do: Pack) -> None:
+    """Pack a study and print what is in the file."""
+    from vitkit.options import PACK_SIZE, size_in_bytes
+    from vitkit.report.terminal import say
+    from vitkit.studies import pack
+
+    packed = pack.pack(
+        do.folder, do.to or pack.default_name(do.folder), size_in_bytes(do.max_size, "--max-size", PACK_SIZE)
+    )
+    if do.json:
+        return print_json(packed.to_json())
+    for line in pack.lines(packed):
+        say(line)

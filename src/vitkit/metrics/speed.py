@@ -90,16 +90,10 @@ class Meter:
 
 def energy_reader(device: str) -> Reader:
     """A function that returns the joules since the driver was loaded."""
-    if not device.startswith("cuda"):
+    opened = open_nvml(device)
+    if opened is None:
         return no_reading
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
-        handle = ctypes.c_void_p()
-        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)):
-            return no_reading
-    except (OSError, AttributeError):  # NVML is missing, or too old for these functions
-        return no_reading
+    nvml, handle = opened
 
     def joules() -> float | None:
         millijoules = ctypes.c_ulonglong()
@@ -107,6 +101,35 @@ def energy_reader(device: str) -> Reader:
         return None if failed else millijoules.value / 1000
 
     return joules
+
+
+def busy_reader(device: str) -> Reader:
+    """A function that returns the share of about the last second in which the GPU computed, by its driver."""
+    opened = open_nvml(device)
+    if opened is None:
+        return no_reading
+    nvml, handle = opened
+
+    def busy() -> float | None:
+        percent = (ctypes.c_uint * 2)()  # of the time: computing, and using its memory
+        return None if nvml.nvmlDeviceGetUtilizationRates(handle, percent) else percent[0] / 100
+
+    return busy
+
+
+def open_nvml(device: str) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
+    """NVIDIA's management library and its handle of a GPU; None without them."""
+    if not device.startswith("cuda"):
+        return None
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+        handle = ctypes.c_void_p()
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)):
+            return None
+    except (OSError, AttributeError):  # NVML is missing, or too old for these functions
+        return None
+    return nvml, handle
 
 
 def no_reading() -> float | None:

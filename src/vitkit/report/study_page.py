@@ -54,6 +54,7 @@ def study_page(study: Study) -> str:
         "Failed trials": failures(study["failed"]),
         "Settings": facts(study["chosen"]),
         "All trials": trials(study),
+        "Time": time_use(study.get("time", {})),
         "Commands": commands(study["commands"]),
     }
     return page(f"Study: {study['study']}", header(study), sections)
@@ -202,6 +203,11 @@ def predictions(stored: Mapping[str, Any] | None) -> Markup:
                "inside": "–" if inside is None else "yes" if inside else "no"}
         )  # fmt: skip
     return fill("study.html", "predictions", rows, stored["made"], stored["digest"], stored["changed"])
+
+
+def time_use(values: Mapping[str, str]) -> Markup:
+    """Where the time of the study went."""
+    return fill("study.html", "time_use", facts(values)) if values else Markup()
 
 
 def failures(failed: Mapping[str, Mapping[str, str]]) -> Markup:

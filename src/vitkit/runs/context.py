@@ -1,5 +1,8 @@
 """RunContext: the recipe, data, state and progress that all parts of one run share."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ class RunContext:
     state: TrainState
     stages: list[Stage]
     progress: dict[str, Any]  # stored in each checkpoint: the best evaluation, seconds and joules so far
+    began: float = field(default_factory=time.monotonic)  # when this process began with the run
     total: int = field(init=False)  # steps
     workers: int = field(init=False)  # data loader processes
     order: Order = field(init=False)
@@ -37,6 +41,18 @@ class RunContext:
         self.total = self.stages[-1].end
         self.workers = data_workers(self.options.workers)
         self.order = training_order(self.recipe, self.splits["train"])
+
+    def count(self, part: str, seconds: float) -> None:
+        """Add to the seconds that a part of the run has taken: start, data, evaluation or saving."""
+        parts = self.progress.get("time", {})  # replaced, as a thread may be writing it into a checkpoint
+        self.progress["time"] = parts | {part: parts.get(part, 0.0) + seconds}
+
+    @contextmanager
+    def counting(self, part: str) -> Iterator[None]:
+        """Count what happens inside."""
+        start = time.monotonic()
+        yield
+        self.count(part, time.monotonic() - start)
 
     @property
     def model(self) -> Model:

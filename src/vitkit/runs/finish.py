@@ -39,10 +39,12 @@ def finish_run(run: RunContext, evaluator: Evaluator, logger: RunLogger, bad: Ba
     if run.recipe.calibrate and not run.model.reject_below:
         logger.say("no threshold for --reject: none of the validation images was classified correctly")
     split = run.recipe.report_on
-    metrics, fewshot = evaluator.evaluate(split), evaluator.evaluate_fewshot(final=True)
-    verdict = evaluator.monitor.verdict()
-    evaluator.pictures.keep(run.state.step, last=True)
-    model = save_model(run)
+    with run.counting("evaluation"):
+        metrics, fewshot = evaluator.evaluate(split), evaluator.evaluate_fewshot(final=True)
+        verdict = evaluator.monitor.verdict()
+        evaluator.pictures.keep(run.state.step, last=True)
+    with run.counting("saving"):
+        model = save_model(run)
     test = metrics.to_json(model.labels) | {"split": split} | fewshot
     costs = run_cost(run, model, bad)
     numeric = {f"cost_{name}": value for name, value in costs.items() if isinstance(value, int | float)}
@@ -93,4 +95,11 @@ def run_cost(run: RunContext, model: Model, bad: BadFiles) -> dict[str, Any]:
         joules=run.progress.get("joules"), an_hour=run.options.price_per_hour,
         passes=training_passes(run.model) if passes is None else passes,
     )  # fmt: skip
-    return costs | {"unusable_images": len(bad.reasons)}
+    return costs | {"unusable_images": len(bad.reasons), "time": time_parts(run)}
+
+
+def time_parts(run: RunContext) -> dict[str, float]:
+    """The seconds of each part of the run; those of training are without waiting for data."""
+    parts = {"start": 0.0, "data": 0.0, "evaluation": 0.0, "saving": 0.0} | run.progress["time"]
+    training = max(0.0, run.progress["seconds"] - parts["data"])
+    return {name: round(seconds, 3) for name, seconds in (parts | {"training": training}).items()}

@@ -1,6 +1,7 @@
 """The run folder: its recipe, options and result, locked by one run at a time and resumable."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -76,6 +77,7 @@ class RunOptions:
     quiet: bool = False
     price_per_hour: float | None = None  # of a device
     report: bool = True  # write the mistakes and report.html at the end
+    stop_at: float = math.inf  # time.monotonic() at which a run saves and stops, as by SIGTERM
     accept_changed_data: bool | None = None  # resume with changed data; None: no, and without a flag for it
 
     def __post_init__(self) -> None:

@@ -1,5 +1,7 @@
 """Recipe to run folder: build, train, evaluate, save. The only place that combines the rooms."""
 
+import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -66,6 +68,7 @@ def run(
     opener: opens the data; a caller with many recipes on the same data may keep it open.
     build: makes the initial model from the recipe and the training images; a plan may have built it already.
     """
+    began = time.monotonic()
     runtime.local_places(recipe.batch)
     with ExitStack() as stack:
         recipe = runtime.on_main_first(lambda: take(out, recipe, stack))
@@ -94,7 +97,7 @@ def run(
                 splits = splits | {"train": decoded(
                     splits["train"], options.decoded, workers, log=live.say, once=runtime.on_main_first
                 )}  # fmt: skip
-            context = RunContext(recipe, task, out, runtime, options, splits, state, stages, progress)
+            context = RunContext(recipe, task, out, runtime, options, splits, state, stages, progress, began)
             trainer = build_trainer(context, live, opener)
             try:
                 trainer.train()
@@ -206,8 +209,9 @@ class Trainer:
                 raise ChildProcessError(f"{error}; {remains(run.out)}") from None
             if self.validator.is_due_at_end():
                 self.validate()
-            self.checkpointer.save()
-            self.checkpointer.wait()
+            with run.counting("saving"):
+                self.checkpointer.save()
+                self.checkpointer.wait()
 
     def check_files(self) -> None:
         """Before the first step: read a sample of the images, and fail early if too many are unusable."""
@@ -234,8 +238,9 @@ class Trainer:
         return self.run.runtime.world > 1 or any(self.requests()) or self.validator.is_due(step)
 
     def requests(self) -> list[float]:
-        """Whether any process has received a signal, is late to save, or has new unusable files."""
-        number = self.received[0] if self.received else 0
+        """A signal to stop, or no time left; a late checkpoint; and new unusable files, in any process."""
+        late = time.monotonic() >= self.run.options.stop_at
+        number = self.received[0] if self.received else signal.SIGTERM if late else 0
         return self.run.runtime.all_reduce_max(
             number, self.checkpointer.overdue, len(self.unusable.unreported)
         )
@@ -260,5 +265,5 @@ class Trainer:
         return self.validator.stopped
 
     def validate(self) -> None:
-        with self.logger.paused():
+        with self.logger.paused(), self.run.counting("evaluation"):
             self.validator.validate()

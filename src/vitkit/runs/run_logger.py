@@ -29,6 +29,7 @@ class RunLogger:
     def start(self) -> None:
         """Start measuring; called right before the first step."""
         self.step_start, self.meter = time.monotonic(), Meter(self.run.runtime.device)
+        self.run.count("start", self.step_start - self.run.began)
 
     def add_wait(self, seconds: float) -> None:
         self.waited += seconds
@@ -44,6 +45,7 @@ class RunLogger:
         displayed = {k: v for k, v in metrics.items() if k not in ("images", "gradient_norm")}
         displayed |= {"images/s": metrics["images"] / seconds, "waiting %": 100 * self.waited / seconds}
         row = metrics | {"seconds": round(seconds, 4), "waited": round(self.waited, 4)}
+        self.run.count("data", self.waited)
         self.waited = 0.0
         self.live.step(step, **displayed)
         if self.journal:

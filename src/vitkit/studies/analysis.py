@@ -150,6 +150,8 @@ def figures_of(study: Study, rows: Sequence[Row], out: Path) -> list[dict[str, A
             drawn = {key: draw_similarity(values, title=key) for key, values in entry["maps"].items()}
         elif picture.kind == "differences":
             entry["differences"] = dots = dots_of(changes_from_base(study, rows), picture.x)
+            if not dots:  # only the base has finished
+                continue
             drawn = {"": draw_differences(dots, x_label=f"{y}, points", title=picture.title)}
         elif picture.kind == "bars":
             shaded = band_of(picture, study, rows) if picture.band else {}

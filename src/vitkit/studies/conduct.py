@@ -11,11 +11,10 @@ from typing import Any
 
 from vitkit.errors import Error
 from vitkit.io.files import locked, replace_file
-from vitkit.metrics.intervals import percent
 from vitkit.options import parse_budget
 from vitkit.recipes.recipe import Recipe
 from vitkit.report.study_page import OUTCOMES, difference_rows, study_page
-from vitkit.report.terminal import duration, print_facts, print_table, say, warn
+from vitkit.report.terminal import print_facts, print_table, say, warn
 from vitkit.studies import clusters
 from vitkit.studies.analysis import factors_of, figures_of, means, means_row
 from vitkit.studies.claims import evaluate_claim
@@ -24,7 +23,6 @@ from vitkit.studies.executor import (
     InlineExecutor,
     Job,
     LocalExecutor,
-    Outcome,
     run_jobs,
     share_gpus,
     worker_configs,
@@ -32,19 +30,23 @@ from vitkit.studies.executor import (
 from vitkit.studies.fits import laws
 from vitkit.studies.folder import (
     claim_folder,
-    existing_plan,
+    has_begun,
     is_finished,
     read_failed,
     read_plan,
     table_rows,
-    write_failed,
     write_table,
 )
 from vitkit.studies.forecasts import before_prediction, compare, predict
 from vitkit.studies.prepare import Request, Stopwatch, Timings, make_plan, run_order
+from vitkit.studies.progress import Progress
 from vitkit.studies.recipe_plan import plan_recipes, select
 from vitkit.studies.scale import study as named_study
 from vitkit.studies.study import Plan
+from vitkit.studies.study_inputs import check_inputs, resumed_plan
+from vitkit.studies.time_limit import TimeLimit
+from vitkit.studies.time_use import facts as time_facts
+from vitkit.studies.time_use import session, time_line, time_use
 from vitkit.studies.trial import BATCHES, SPLITS, measure_timing, run_trial
 
 PAGE, SUMMARY = "page.html", "summary.json"
@@ -64,6 +66,7 @@ class Execution:
     compile: bool = False
     cluster: tuple[str, ...] = ()  # sbatch options by their submitit names
     plan: bool = False  # print the plan only
+    stop_after: str = ""  # a duration after which running trials save and stop; empty: none
     only: tuple[str, ...] = ()  # words in the names of the changes to run, of a study of recipes; empty: all
 
     def __post_init__(self):
@@ -75,10 +78,14 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
     """Plan a study, run its unfinished trials and write its page; return whether all trials succeeded."""
     log: Log = (lambda text: None) if emit else warn
     fixed, clock = bool(named_study(request.study).base), Stopwatch()
+    stop_after = parse_budget(execution.stop_after, "--stop-after") if execution.stop_after else math.inf
     budget = parse_budget(request.budget) if fixed else math.inf  # other plans are made to fit it
     with ExitStack() as stack:
-        executors = Executors(execution, stack, log, inline=fixed and not execution.processes)
-        plan = existing_plan(execution.out, request.to_json())
+        executors = Executors(
+            execution, stack, log, inline=fixed and not execution.processes,
+            stop_at=clock.start_time + stop_after,
+        )  # fmt: skip
+        plan = resumed_plan(execution.out, request.to_json())
         if plan is None and fixed:
             plan = plan_recipes(request, executors.slots, SPLITS, log)
         plan = plan or make_plan(request, executors.slots, executors.measure, log)
@@ -93,11 +100,13 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
             return True
         execution.out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(locked(execution.out))
+        check_inputs(execution.out, plan)
         claim_folder(execution.out, plan)
+        limit = TimeLimit(clock, start_by=budget, stop_after=stop_after)
         small = before_prediction(plan, named_study(plan.study), execution.out)
-        run_trials(small, execution.out, executors, log, execution.only, lambda: clock() < budget)
+        run_trials(small, execution.out, executors, log, execution.only, limit)
         if predict(plan, named_study(plan.study), execution.out, log) and small is not plan:
-            run_trials(plan, execution.out, executors, log, execution.only, lambda: clock() < budget)
+            run_trials(plan, execution.out, executors, log, execution.only, limit.rest())
     summary = report(execution.out)
     emit(summary) if emit else print_summary(summary)
     return not summary["failed"]
@@ -106,13 +115,15 @@ def run_study(request: Request, execution: Execution, emit: Emit) -> bool:
 class Executors:
     """The executors of a study: the local one times steps; trials run on it or on a cluster.
 
-    inline: local trials run in this process.
+    inline: local trials run in this process, and stop at `stop_at`, a value of time.monotonic().
     """
 
     def __init__(
-        self, execution: Execution, stack: ExitStack, log: Log = lambda text: None, inline: bool = False
-    ):
+        self, execution: Execution, stack: ExitStack, log: Log = lambda text: None, inline: bool = False,
+        stop_at: float = math.inf,
+    ):  # fmt: skip
         self.execution, self.stack, self.log, self.inline = execution, stack, log, inline
+        self.stop_at = stop_at
         count = execution.processes if execution.on == "local" and not inline else 1
         self.configs = worker_configs(execution.device, count, execution.precision, execution.compile)
         self.pool: LocalExecutor | None = None
@@ -120,6 +131,11 @@ class Executors:
     @property
     def slots(self) -> int:
         return len(self.configs) if self.execution.on == "local" else self.execution.processes or 1
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the trials, if they run on this machine."""
+        return [config.device for config in self.configs] if self.execution.on == "local" else []
 
     def local(self) -> LocalExecutor:
         """The local executor, started on first use."""
@@ -151,7 +167,9 @@ class Executors:
             slurm = clusters.SlurmExecutor(resources, execution.out / "slurm", options)
             return self.stack.enter_context(slurm)
         if self.inline:
-            return InlineExecutor(replace(self.configs[0], threads=0, cache_batches=False))
+            return InlineExecutor(
+                replace(self.configs[0], threads=0, cache_batches=False, stop_at=self.stop_at)
+            )
         return self.local()
 
 
@@ -161,53 +179,30 @@ def run_trials(
     executors: Executors,
     log: Log,
     only: Sequence[str] = (),
-    more: Callable[[], bool] = lambda: True,
+    limit: TimeLimit | None = None,
 ) -> None:
     """Run all unfinished trials; record each result and each failure as soon as it happens.
 
-    only: see `Execution`. more: whether there is time for further trials.
+    Interrupted trials come first. only: see `Execution`. limit: how much time there is.
     """
-    trials = select(run_order(plan), only)
+    trials, limit = select(run_order(plan), only), limit or TimeLimit(Stopwatch())
     unfinished = [trial for trial in trials if not is_finished(out, trial)]
+    unfinished = sorted(unfinished, key=lambda trial: not has_begun(out, trial))
     if len(unfinished) < len(trials):
         log(f"{len(trials) - len(unfinished)} of {len(trials)} trials are already finished")
     if not unfinished:
         return
-    names = {trial.name for trial in unfinished}
-    failed = {name: error for name, error in read_failed(out).items() if name not in names}
-    write_failed(out, failed)
     shutil.rmtree(out / BATCHES, ignore_errors=True)  # a killed process left them; the data may have changed
-    clock, total = Stopwatch(), len(unfinished)
-    ended: list[str] = []
+    progress = Progress(plan, out, limit, [trial.name for trial in unfinished], log)
     folder = out.absolute()
-
-    def on_end(job: Job, outcome: Outcome) -> None:
-        ended.append(job.name)
-        if outcome.error:
-            failed[job.name] = {"error": outcome.error, "trace": outcome.trace}
-            write_failed(out, failed)
-        else:
-            write_table(out, table_rows(out, plan))
-        remaining = clock() / len(ended) * (total - len(ended))
-        log(f"{len(ended)}/{total} {job.name}: {outcome_line(outcome)}; about {duration(remaining)} left")
-
     jobs = [Job(trial.name, run_trial, (trial, folder), trial.needs) for trial in unfinished]
     try:
-        run_jobs(jobs, executors.for_trials(), on_end, more)
+        executor = executors.for_trials()
+        with session(out, executors.devices, executors.slots, limit.clock):
+            run_jobs(jobs, executor, progress.on_end, limit)
     finally:
         shutil.rmtree(folder / BATCHES, ignore_errors=True)
-    if len(ended) < total:
-        log(f"the budget is used up; {total - len(ended)} trials are left, repeat the command to run them")
-
-
-def outcome_line(outcome: Outcome) -> str:
-    if outcome.error:
-        return f"FAILED: {outcome.error.splitlines()[0][:200]}"
-    test = outcome.value["test"]
-    fewshot = ""
-    if "fewshot_mean" in test:
-        fewshot = f", few-shot {percent(test['fewshot_mean'], test['fewshot_images'])}"
-    return f"{percent(test['top1'], test['images'])}{fewshot}, {outcome.seconds:.0f} s"
+    progress.close()
 
 
 def report(out: Path) -> dict[str, Any]:
@@ -226,12 +221,13 @@ def report(out: Path) -> dict[str, Any]:
         "means": means(rows, plan), "laws": laws(rows, study.fitted, study.score) if study.fitted else [],
         "changes": changes_from_base(study, rows) if study.base else [],
         "predictions": compare(out, rows),
+        "time": time_use(out, plan), "command": command(plan, out),
     }  # fmt: skip
     page = study_page(
         summary | {"shows": study.shows, "about": study.about, "published": study.published,
                    "figures": figures_of(study, rows, out), "rows": rows, "factors": factors_of(plan),
                    "table": "table.csv", "chosen": plan_settings(plan), "total": len(plan.trials),
-                   "commands": [command(plan, out)],
+                   "commands": [summary["command"]], "time": time_facts(summary["time"]),
                    "means": [means_row(row) for row in summary["means"]]}
     )  # fmt: skip
     replace_file(out / PAGE, lambda beside: beside.write_text(page, encoding="utf-8"))
@@ -271,6 +267,10 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         print_claims(summary["verdicts"])
     for name, failure in summary["failed"].items():
         say(f"failed: {name}: {failure['error'].splitlines()[0]}")
+    if summary["time"]:
+        say(time_line(summary["time"]))
+    if summary["finished"] < summary["trials"]:
+        say(f"to go on: {summary['command']}")
     say(f"{summary['finished']} of {summary['trials']} trials are finished; page: {summary['page']}")
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from vitkit.errors import Error
 from vitkit.runs.folder import signals
 from vitkit.runtime.runtime import cpu_cores
 from vitkit.studies.prepare import Stopwatch
+from vitkit.studies.time_limit import TimeLimit
 from vitkit.studies.trial import WorkerConfig
 
 POLL = 0.25  # seconds between checks for signals
@@ -45,6 +47,7 @@ class Outcome:
     error: str = ""  # empty if the job succeeded
     trace: str = ""
     seconds: float = 0.0
+    stopped: bool = False  # before its end; it has saved a checkpoint
 
 
 class Executor(Protocol):
@@ -77,38 +80,46 @@ def run_jobs(
     jobs: Sequence[Job],
     executor: Executor,
     on_end: OnEnd = lambda job, outcome: None,
-    more: Callable[[], bool] = lambda: True,
+    limit: TimeLimit | None = None,
 ) -> dict[str, Outcome]:
     """Run all jobs; each starts after the job that it needs, and is skipped if that one fails.
 
-    more: whether further jobs may start; once it returns False, those that wait are not run.
+    limit: which jobs may still start, and when all stop; those that have not ended have no outcome.
     """
     by_name = {job.name: job for job in jobs}
     waiting, outcomes = list(jobs), dict[str, Outcome]()
-    running: set[str] = set()
+    limit = limit or TimeLimit()
+    running: dict[str, Stopwatch] = {}
 
     def finish(name: str, outcome: Outcome) -> None:
         outcomes[name] = outcome
         on_end(by_name[name], outcome)
 
-    with signals() as received:
-        while waiting or running:
-            waiting = waiting if more() else []
-            if received:
-                executor.stop()
-                raise Stopped(received[0], len(outcomes), len(jobs))
-            for job in [job for job in waiting if job.needs in outcomes and outcomes[job.needs].error]:
-                waiting.remove(job)
-                finish(job.name, Outcome(error=f"not run: {job.needs} failed"))
-            ready = [job for job in waiting if job.needs not in by_name or job.needs in outcomes]
-            ready = ready[: executor.free_slots()]
-            if ready:
-                executor.submit(ready)
-                running |= {job.name for job in ready}
+    try:
+        with signals() as received:
+            while waiting or running:
+                if received or limit.is_up():
+                    executor.stop()
+                    break
+                for job in [job for job in waiting if job.needs in outcomes and outcomes[job.needs].error]:
+                    waiting.remove(job)
+                    finish(job.name, Outcome(error=f"not run: {job.needs} failed"))
+                ready = [job for job in waiting if job.needs not in by_name or job.needs in outcomes]
+                ready = [job for job in ready if limit.allows(job.name)][: executor.free_slots()]
+                if not (ready or running):  # no time is left for those that wait, or all have ended
+                    break
                 waiting = [job for job in waiting if job not in ready]
-            for name, outcome in executor.wait(POLL) if running else ():
-                running.discard(name)
-                finish(name, outcome)
+                running |= {job.name: Stopwatch() for job in ready}
+                if ready:
+                    executor.submit(ready)
+                for name, outcome in executor.wait(POLL):
+                    running.pop(name)
+                    finish(name, outcome)
+    finally:
+        for name, clock in running.items():
+            on_end(by_name[name], Outcome(seconds=clock(), stopped=True))
+    if received:
+        raise Stopped(received[0], len(outcomes), len(jobs))
     return outcomes
 
 
@@ -297,7 +308,12 @@ class InlineExecutor:
     def submit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             clock = Stopwatch()
-            outcome = run_job(job.call, job.arguments, self.config)
+            try:
+                outcome = run_job(job.call, job.arguments, self.config)
+            except KeyboardInterrupt:  # the run has saved a checkpoint
+                if time.monotonic() < self.config.stop_at:
+                    raise
+                return  # the limit of the study is up, too
             self.ended.append((job.name, replace(outcome, seconds=clock())))
 
     def wait(self, seconds: float) -> list[tuple[str, Outcome]]:

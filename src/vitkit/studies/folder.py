@@ -12,6 +12,7 @@ from vitkit.errors import Error, similar_path
 from vitkit.flat_recipe import flat
 from vitkit.io.files import replace_file
 from vitkit.options import part_of
+from vitkit.runs.folder import has_learned
 from vitkit.studies.study import Plan, Trial, from_json, to_json
 
 PLAN, FAILED, TRIALS, RESULT = "plan.json", "failed.json", "trials", "result.json"
@@ -60,7 +61,12 @@ def claim_folder(out: Path, plan: Plan) -> None:
             )
         return
     out.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lambda beside: beside.write_text(to_json(plan) + "\n", encoding="utf-8"))
+    write_plan(out, plan)
+
+
+def write_plan(out: Path, plan: Plan) -> None:
+    text = to_json(plan) + "\n"
+    replace_file(out / PLAN, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def differences(old: Plan, new: Plan) -> list[str]:
@@ -84,6 +90,12 @@ def is_finished(out: Path, trial: Trial) -> bool:
     result = read_result(out, trial)
     scored = {"knn": trial.frozen, "attention_first": trial.attention}
     return result is not None and all(name in result["test"] for name, data in scored.items() if data)
+
+
+def has_begun(out: Path, trial: Trial) -> bool:
+    """Whether an unfinished trial, or a run in it, has saved a checkpoint or a result."""
+    folder = trial_folder(out, trial.name)
+    return any(has_learned(run) for run in (folder, *folder.glob("*/")))
 
 
 def read_result(out: Path, trial: Trial) -> dict[str, Any] | None:

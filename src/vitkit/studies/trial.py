@@ -1,6 +1,7 @@
 """What a worker process does for a study: run one trial, or measure how long its steps take."""
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from vitkit.studies.folder import RESULT, is_finished, read_result, trial_folder
 from vitkit.studies.prepare import Timing
 from vitkit.studies.setting import DRAWS
 from vitkit.studies.study import Trial
+from vitkit.studies.study_inputs import adopt_paths
 from vitkit.weights.load import load
 from vitkit.weights.save import save
 
@@ -54,6 +56,7 @@ class WorkerConfig:
     quiet: bool = True
     cache_batches: bool = False  # for other trials that use the same batches
     compile: bool = False  # once for all trials with the same model shape
+    stop_at: float = math.inf  # time.monotonic() at which a trial saves and stops
 
     def runtime(self) -> Runtime:
         if self.threads:
@@ -75,7 +78,10 @@ def run_trial(trial: Trial, out: Path, config: WorkerConfig) -> dict[str, Any]:
     if not is_finished(out, trial):
         folder = trial_folder(out, trial.name)
         start: dict[str, Any] = {"weights": str(initial_weights(trial, out))} if trial.needs else {}
-        options = RunOptions(workers=config.workers, quiet=config.quiet, report=False)  # the study has a page
+        options = RunOptions(
+            workers=config.workers, quiet=config.quiet, stop_at=config.stop_at, report=False
+        )  # the study has a page
+        adopt_paths(folder, replace(trial.recipe, **start))
         keep_batches(out / BATCHES if config.cache_batches else None)
         if trial.compared:
             recipes = {name: replace(recipe, **start) for name, recipe in trial.compared.items()}
