@@ -245,7 +245,7 @@ def fit_model(
     if len(train) > LOOKED_AT:
         train = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[:LOOKED_AT]))
     head = ridge_classifier(model, train, runtime, batch=64, workers=workers, seed=recipe.seed)
-    right = f"it is right on {head.accuracy:.0%} of {len(train)} images, leaving each one out"
+    right = f"it is right on {head.accuracy:.0%} of {head.images} images, leaving each one out"
     if head.accuracy < SEPARABLE:
         return recipe, Choice("training of the whole model, not a ridge classifier alone", right)
     return with_fitted_head(recipe), Choice("a ridge classifier on frozen features", right)
