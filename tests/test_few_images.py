@@ -177,3 +177,17 @@ def test_no_correct_validation_image_gives_no_threshold(made, tmp_path, capsys):
     assert run.result["kept"]["val_images"] == 6
     assert not vitkit.load(run).reject_below
     assert "no threshold for --reject" in capsys.readouterr().err
+
+
+def test_all_images_of_a_fitted_head_are_checked(made, tmp_path):
+    """Also where the only step sees fewer images than the head is fitted to."""
+    rng, names = np.random.default_rng(2), tuple("abcdef")
+    for part in ("train", "test"):
+        write(tmp_path / "data" / part, [2] * 6, rng, names=names)
+    for name in names[:3]:
+        (tmp_path / "data/train" / name / "0.png").write_bytes(b"broken")
+    options = HERE | {"weights": made / "w.safetensors", "out": tmp_path / "run"}
+    run = vitkit.finetune(tmp_path / "data", max_bad=0.5, **options)
+    assert run.recipe.batch < 12 and run.result["cost"]["unusable_images"] == 3
+    with refused("data.too-many-bad", "of 12 images"):
+        vitkit.finetune(tmp_path / "data", **(options | {"out": tmp_path / "other"}))
