@@ -165,6 +165,14 @@ def test_what_is_said_about_a_fitted_head(made, tmp_path, capsys):
     assert not finetune_rules.is_fitted_head(recipe("finetune"))
 
 
+def test_the_plan_of_a_fitted_head_names_no_choice_about_training(made, tmp_path):
+    planned = finetune(made, "with", tmp_path / "run", plan=True)
+    names = [choice.what for choice in planned.choices]
+    assert names == ["batch 8", "a ridge classifier on frozen features"]
+    trained = finetune(made, "with", tmp_path / "run", plan=True, train="all")
+    assert "500 steps" in [choice.what for choice in trained.choices]
+
+
 def test_no_correct_validation_image_gives_no_threshold(made, tmp_path, capsys):
     folder, rng = tmp_path / "data", np.random.default_rng(1)
     for part in ("train", "test"):
