@@ -165,6 +165,14 @@ def test_what_is_said_about_a_fitted_head(made, tmp_path, capsys):
     assert not finetune_rules.is_fitted_head(recipe("finetune"))
 
 
+def test_the_plan_of_a_fitted_head_names_no_choice_about_training(made, tmp_path):
+    planned = finetune(made, "with", tmp_path / "run", plan=True)
+    names = [choice.what for choice in planned.choices]
+    assert names == ["batch 8", "a ridge classifier on frozen features"]
+    trained = finetune(made, "with", tmp_path / "run", plan=True, train="all")
+    assert "500 steps" in [choice.what for choice in trained.choices]
+
+
 def test_no_correct_validation_image_gives_no_threshold(made, tmp_path, capsys):
     folder, rng = tmp_path / "data", np.random.default_rng(1)
     for part in ("train", "test"):
@@ -177,3 +185,17 @@ def test_no_correct_validation_image_gives_no_threshold(made, tmp_path, capsys):
     assert run.result["kept"]["val_images"] == 6
     assert not vitkit.load(run).reject_below
     assert "no threshold for --reject" in capsys.readouterr().err
+
+
+def test_all_images_of_a_fitted_head_are_checked(made, tmp_path):
+    """Also where the only step sees fewer images than the head is fitted to."""
+    rng, names = np.random.default_rng(2), tuple("abcdef")
+    for part in ("train", "test"):
+        write(tmp_path / "data" / part, [2] * 6, rng, names=names)
+    for name in names[:3]:
+        (tmp_path / "data/train" / name / "0.png").write_bytes(b"broken")
+    options = HERE | {"weights": made / "w.safetensors", "out": tmp_path / "run"}
+    run = vitkit.finetune(tmp_path / "data", max_bad=0.5, **options)
+    assert run.recipe.batch < 12 and run.result["cost"]["unusable_images"] == 3
+    with refused("data.too-many-bad", "of 12 images"):
+        vitkit.finetune(tmp_path / "data", **(options | {"out": tmp_path / "other"}))

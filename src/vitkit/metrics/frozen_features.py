@@ -86,6 +86,7 @@ class LinearHead(NamedTuple):
     bias: Tensor  # (C,)
     l2: float
     accuracy: float  # leave-one-out
+    images: int  # that it was fitted to
 
 
 def ridge_head(x: Tensor, y: Tensor, classes: int, grid: Sequence[float] = ()) -> LinearHead:
@@ -120,7 +121,7 @@ def ridge_head(x: Tensor, y: Tensor, classes: int, grid: Sequence[float] = ()) -
     _, l2, factor, accuracy = best
     weights = factor * solution.left @ (solution.right / (solution.values + l2)[:, None])  # (D + 1, C)
     weight, bias = for_raw_features(weights, mean, scale)
-    return LinearHead(weight.T.float(), bias.float(), l2, accuracy)
+    return LinearHead(weight.T.float(), bias.float(), l2, accuracy, len(x))
 
 
 def solve(x: Tensor, y: Tensor) -> Solution:

@@ -35,6 +35,7 @@ class Choice:
 
     what: str
     reason: str
+    training: bool = False  # whether it is of no effect where a head is only fitted
 
     def __str__(self) -> str:
         return f"{self.what}: {self.reason}"

@@ -114,7 +114,7 @@ def default_length(recipe: Recipe, known: Circumstances) -> tuple[int, Choice]:
     steps = steps_for(known.images, recipe.batch, gpu=known.gpu, longer=longer)
     reason = f"for {known.images} training images on a {'GPU' if known.gpu else 'CPU'}"
     reason += ", longer for weights that reconstruct pixels" if longer > 1 else ""
-    return steps, Choice(f"{steps} steps", reason)
+    return steps, Choice(f"{steps} steps", reason, training=True)
 
 
 def steps_for(images: int, batch: int, *, gpu: bool, longer: float = 1) -> int:
@@ -143,7 +143,7 @@ def choose_rate(
         reason += f" and {recipe.image_size[0]} pixels, where the weights were trained at {trained_at[0]}"  # type: ignore[index]
     rate = float(f"{rate:.2g}")
     schedule = replace(recipe.schedule, rate=rate)
-    return replace(recipe, schedule=schedule), Choice(f"learning rate {rate:g}", reason)
+    return replace(recipe, schedule=schedule), Choice(f"learning rate {rate:g}", reason, training=True)
 
 
 def choose_for_reconstruction(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
@@ -178,7 +178,7 @@ def choose_for_imbalance(recipe: Recipe, known: Circumstances) -> tuple[Recipe, 
         )
         shorter = f", half the length: {steps} steps"
     reason = f"{counts.min()} to {counts.max()} images per class"
-    return recipe, Choice(f"no Mixup and no label smoothing{shorter}", reason)
+    return recipe, Choice(f"no Mixup and no label smoothing{shorter}", reason, training=True)
 
 
 def choose_average(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
@@ -190,7 +190,7 @@ def choose_average(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice
     recipe = replace(recipe, optimizer=replace(recipe.optimizer, average=average))
     if not average:
         return recipe, None
-    return recipe, Choice(f"weights averaged with decay {average:g}", f"for {steps} steps")
+    return recipe, Choice(f"weights averaged with decay {average:g}", f"for {steps} steps", training=True)
 
 
 def class_sizes(source: Source) -> np.ndarray:
@@ -245,7 +245,7 @@ def fit_model(
     if len(train) > LOOKED_AT:
         train = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[:LOOKED_AT]))
     head = ridge_classifier(model, train, runtime, batch=64, workers=workers, seed=recipe.seed)
-    right = f"it is right on {head.accuracy:.0%} of {len(train)} images, leaving each one out"
+    right = f"it is right on {head.accuracy:.0%} of {head.images} images, leaving each one out"
     if head.accuracy < SEPARABLE:
         return recipe, Choice("training of the whole model, not a ridge classifier alone", right)
     return with_fitted_head(recipe), Choice("a ridge classifier on frozen features", right)

@@ -332,6 +332,8 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         recipe, choice = finetune_rules.fit_model(
             recipe, model(), known, runtime, data_workers(options.workers)
         )
+        if finetune_rules.is_fitted_head(recipe):
+            choices.made = [made for made in choices.made if not made.training]
         choices.add(choice)
         recipe = automatic.fitted(recipe, model(), known, runtime, choices.add)
     recipe = runtime.broadcast(recipe)

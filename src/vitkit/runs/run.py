@@ -218,7 +218,8 @@ class Trainer:
         run, bad = self.run, self.unusable.bad
 
         def check() -> dict[str, str]:
-            sample = min(PREFLIGHT_IMAGES, run.total * run.recipe.batch)
+            fitted = run.recipe.head_init == "least-squares"  # to all images, however short the training is
+            sample = PREFLIGHT_IMAGES if fitted else min(PREFLIGHT_IMAGES, run.total * run.recipe.batch)
             preflight(run.splits["train"], bad, sample=sample, workers=run.workers or 1)
             return bad.reasons
 
