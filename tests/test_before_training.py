@@ -68,7 +68,7 @@ def test_early_stopping_needs_an_image_in_val(tmp_path, no_model, capsys):
     draw(tmp_path / "data/b", 2)
     assert run("finetune", tmp_path / "data", "--out", tmp_path / "run", *TINY, "patience=1") == 2
     message = capsys.readouterr().err
-    assert "--patience 1 needs validation images" in message and "only one" in message
+    assert "patience=1 needs validation images" in message and "only one" in message
 
 
 def test_few_images_are_trained_on_with_a_line_for_each_shortage(tmp_path, capsys):

@@ -124,13 +124,13 @@ def test_data_and_model_of_different_kinds_are_an_error_by_name(trained, tagged,
     asked = ("--classes", tmp_path / "table.csv", "--workers", 0)
     assert run("evaluate", tmp_path / "one.safetensors", tagged, *asked) == 2
     assert "tags.csv has several labels per image" in capsys.readouterr().err
-    assert run("finetune", tagged, "--out", tmp_path / "run", *SMALL, "--steps", "2") == 2
+    assert run("finetune", tagged, "--out", tmp_path / "run", *SMALL, "--steps", "6") == 2
     assert "loss=sigmoid" in capsys.readouterr().err
 
 
 def test_sigmoid_loss_with_one_label_an_image_stays_single_label(tmp_path, capsys):
     """The paper's pre-training: targets are one-hot, and what counts is the highest of them."""
-    sizes = [*SMALL, "loss=sigmoid", "--steps", "3", "--image-size", "8"]
+    sizes = [*SMALL, "loss=sigmoid", "--steps", "6", "--image-size", "8"]
     assert run("finetune", "digits", "--out", tmp_path / "r", *sizes, "--json") == 0
     test = json.loads(capsys.readouterr().out)["test"]
     assert "confusion" in test and "mean_average_precision" not in test

@@ -102,7 +102,6 @@ def test_a_plan_is_a_value_that_is_run_once(home):
         assert made.recipe.weights == DEFAULT.name and made.recipe.length.steps == 3
         assert [choice.what for choice in made.choices] == [
             f"weights {DEFAULT.name}",
-            "0 steps of warm-up, not the recipe's 50",
             "learning rate 0.0005",
         ]
         assert made.seconds and made.memory.total > 0 and made.splits["train"].classes == ("ant", "bee")

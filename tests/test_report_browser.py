@@ -293,7 +293,7 @@ def study(names=("1d", "2d, with a rather long name", "relative")) -> dict:
     verdicts = [{"claim": f"{name} is better than none", "outcome": outcome, "seeds": 3,
                  "words": "+1.20 [-0.40, +2.80] points, 3 seeds; at most 1 point less is called as good"}
                 for name, outcome in zip(names, ("holds at this scale", "does not hold at this scale",
-                                                 "cannot be seen"), strict=False)]  # fmt: skip
+                                                 "inconclusive"), strict=False)]  # fmt: skip
     rows = [{"trial": f"positions={name},seed={seed}", "positions": name, "injection": "every layer",
              "hyper": "low rate and decay", "seed": seed, "steps": 1200, "top1": 0.5, "fewshot_mean": 0.4,
              "images_seen": 38_400, "seconds": 12.3, "device": "NVIDIA H200"} for name in names

@@ -126,7 +126,8 @@ def planned(study: str, old: Plan) -> Plan:
         data=("digits",), downstream="digits", seeds=1, scale=old.asked["scale"], images=1000,
         downstream_images=1000, downstream_side=100,
     )  # fmt: skip
-    made = STUDIES[study].make(setting)[: len(old.trials)]
+    names = {trial.name for trial in old.trials}
+    made = [trial for trial in STUDIES[study].make(setting) if trial.name in names]  # later ones were added
     return Plan(study=study, asked=old.asked, chosen=old.chosen, trials=tuple(made))
 
 

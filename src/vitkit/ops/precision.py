@@ -1,5 +1,7 @@
 """Precision: the widest type that a device computes in, and products that autocast does not round."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -14,15 +16,18 @@ def interpolates_repeatably(device: torch.device) -> bool:
     return device.type != "cuda"
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """What autocast does not round; tensors without values have no autocast."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
 def product(left: Tensor, right: Tensor) -> Tensor:
     """left @ right in the tensors' own precision, also under autocast."""
-    if right.is_meta:  # for which there is no autocast
-        return left @ right
-    with torch.autocast(right.device.type, enabled=False):
+    with without_autocast(right.device):
         return left @ right
 
 
 def add_product(start: Tensor, left: Tensor, right: Tensor, scale: float) -> Tensor:
     """start + scale * left @ right in the tensors' own precision, also under autocast."""
-    with torch.autocast(start.device.type, enabled=False):
+    with without_autocast(start.device):
         return torch.addmm(start, left, right, alpha=scale)

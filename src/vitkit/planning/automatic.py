@@ -181,7 +181,7 @@ def choose_stopping(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choic
             recipe = replace(recipe, keep=keep, patience=patience, keep_margin=margin)
         return recipe, None  # the plan and the result show both
     if recipe.keep == "best" or recipe.patience:
-        flag = "--keep best" if recipe.keep == "best" else f"--patience {recipe.patience}"
+        flag = "keep=best" if recipe.keep == "best" else f"patience={recipe.patience}"
         if "val" not in known.splits:
             raise no_validation(flag, recipe.data, known.splits["train"])
         raise Error(
@@ -196,9 +196,10 @@ def check_calibration(recipe: Recipe, known: Circumstances, *, protocol: bool = 
     if not recipe.calibrate:
         return
     if protocol or recipe.train_on == "train+val":
-        flag = "--protocol" if protocol else "train_on=train+val"
+        setting = "the paper's protocol" if protocol else "train_on=train+val"
         raise Error(
-            f"calibrate=true needs validation images, but {flag} trains on them in the end; omit one of both",
+            f"calibrate=true needs validation images, but {setting} trains on them in the end; omit one of "
+            "both",
             code="request.conflict",
         )
     if recipe.loss != "softmax" or known.splits["train"].multilabel:

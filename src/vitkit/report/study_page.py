@@ -12,16 +12,11 @@ from vitkit.report.literature import PUBLISHED, study_section
 from vitkit.report.overlay import similarity_picture
 
 Study = Mapping[str, Any]
-OUTCOMES = {  # outcome of a claim: its text, singular and plural verb for the summary, CSS class
-    "holds at this scale": ("holds at this scale", "holds", "hold", "right-word"),
-    "does not hold at this scale": (
-        "does not hold at this scale",
-        "does not hold",
-        "do not hold",
-        "error-word",
-    ),
-    "cannot be seen": ("inconclusive", "is inconclusive", "are inconclusive", "note-word"),
-    "not tried": ("not tested yet", "is not tested yet", "are not tested yet", "note-word"),
+OUTCOMES = {  # outcome of a claim: singular and plural verb for the summary, CSS class
+    "holds at this scale": ("holds", "hold", "right-word"),
+    "does not hold at this scale": ("does not hold", "do not hold", "error-word"),
+    "inconclusive": ("is inconclusive", "are inconclusive", "note-word"),
+    "not tested yet": ("is not tested yet", "are not tested yet", "note-word"),
 }
 LEDGER = ("parameters", "GFLOPs", "exaFLOPs", "tpu_v3_core_days", "images_seen", "seconds")
 MAIN_COLUMNS = (  # of the table of trials, after the factors
@@ -80,7 +75,7 @@ def verdict(verdicts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     if not total:
         return "No claims to test", ""
     count = {outcome: sum(row["outcome"] == outcome for row in verdicts) for outcome in OUTCOMES}
-    verbs = {outcome: OUTCOMES[outcome][1 if count[outcome] == 1 else 2] for outcome in OUTCOMES}
+    verbs = {outcome: OUTCOMES[outcome][0 if count[outcome] == 1 else 1] for outcome in OUTCOMES}
     confirmed, *others = OUTCOMES
     rest = [f"{count[outcome]} {verbs[outcome]}" for outcome in others if count[outcome]]
     return f"{count[confirmed]} of {total} claims {verbs[confirmed]} at this scale", "; ".join(rest)
@@ -125,8 +120,8 @@ def claims(verdicts: Sequence[Mapping[str, Any]]) -> Markup:
         return Markup()
     rows = []
     for row in verdicts:
-        outcome, *_, css = OUTCOMES.get(row["outcome"], (row["outcome"], "note-word"))
-        rows.append((capitalized(row["claim"]), outcome, css, row["words"]))
+        *_, css = OUTCOMES.get(row["outcome"], ("note-word",))
+        rows.append((capitalized(row["claim"]), row["outcome"], css, row["words"]))
     return fill("study.html", "claims", rows)
 
 

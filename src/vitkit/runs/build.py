@@ -167,7 +167,7 @@ def check_splits(splits: dict[str, Source], recipe: Recipe) -> dict[str, Source]
             code="data.empty",
         )
     if (recipe.patience or recipe.keeps_best) and not len(splits.get("val", ())):
-        flag = f"--patience {recipe.patience}" if recipe.patience else "--keep best"
+        flag = f"patience={recipe.patience}" if recipe.patience else "keep=best"
         raise no_validation(flag, place, train)
     return {name: part for name, part in splits.items() if len(part) or name == "train"}
 

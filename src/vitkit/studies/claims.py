@@ -25,8 +25,8 @@ TWICE = 1.0  # the ratio of compute, as log2, whose detection a power analysis p
 HOLDS, FAILS, INCONCLUSIVE, NOT_TESTED = (
     "holds at this scale",
     "does not hold at this scale",
-    "cannot be seen",
-    "not tried",
+    "inconclusive",
+    "not tested yet",
 )
 
 

@@ -124,7 +124,7 @@ def counted(entries: Sequence[Mapping[str, Any]]) -> str:
     """How many claims there are, and the outcomes."""
     count = Counter(entry["outcome"] for entry in entries)
     parts = [f"{count[outcome]} {one if count[outcome] == 1 else many}"
-             for outcome, (_, one, many, _) in OUTCOMES.items() if count[outcome]]  # fmt: skip
+             for outcome, (one, many, _) in OUTCOMES.items() if count[outcome]]  # fmt: skip
     return f"Of {len(entries)} claims, {', '.join(parts[:-1])}{' and ' * (len(parts) > 1)}{parts[-1]}."
 
 
@@ -141,10 +141,9 @@ def section(
     text += f"{conditions(result, to)}\n\n"
     text += "| claim | paper | measured | verdict | figure |\n|---|---|---|---|---|\n"
     for place, (claim, verdict) in enumerate(verdicts, start=1):
-        outcome, *_ = OUTCOMES[verdict.outcome]
         needed = capitalized(verdict.needed.removeprefix("; "))
         cells = [capitalized(claim.text), paper_value(claim), verdict.words.removesuffix(verdict.needed),
-                 f"**{outcome}**" + (f". {needed}" if needed else ""),
+                 f"**{verdict.outcome}**" + (f". {needed}" if needed else ""),
                  figure_cell(study, claim, verdict, place, to)]  # fmt: skip
         text += f"| {' | '.join(cell or '–' for cell in cells)} |\n"
     return text

@@ -13,7 +13,7 @@ from vitkit.errors import Error
 from vitkit.io.files import locked, replace_file
 from vitkit.options import parse_budget
 from vitkit.recipes.recipe import Recipe
-from vitkit.report.study_page import OUTCOMES, difference_rows, study_page
+from vitkit.report.study_page import difference_rows, study_page
 from vitkit.report.terminal import print_facts, print_table, say, warn
 from vitkit.studies import clusters
 from vitkit.studies.analysis import factors_of, figures_of, means, means_row
@@ -276,6 +276,6 @@ def print_summary(summary: Mapping[str, Any]) -> None:
 
 def print_claims(verdicts: Sequence[Mapping[str, Any]]) -> None:
     print_table(
-        {"claim": verdict["claim"], "outcome": OUTCOMES[verdict["outcome"]][0], "measured": verdict["words"]}
+        {"claim": verdict["claim"], "outcome": verdict["outcome"], "measured": verdict["words"]}
         for verdict in verdicts
     )

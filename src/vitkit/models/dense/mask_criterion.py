@@ -16,6 +16,7 @@ from torch import Tensor
 from vitkit.models.dense.set_loss import total_weight
 from vitkit.ops.batched_assignment import assign
 from vitkit.ops.points import even_points, sample, sample_each, sample_own, sample_owners
+from vitkit.ops.precision import without_autocast
 
 Prediction = tuple[Tensor, Tensor]  # logits of masks (B, Q, h, w) and of classes (B, Q, K + 1)
 
@@ -82,7 +83,7 @@ class MaskCriterion:
     def costs(self, masks: Tensor, classes: Tensor, owner: Tensor, labels: Tensor, shifts: Tensor) -> Tensor:
         """The cost of each object for each query, (B, T, Q), at points that all masks of an image share."""
         points = shifted(even_points(self.points, masks.device), shifts)
-        with torch.autocast(masks.device.type, enabled=False):  # products over thousands of points
+        with without_autocast(masks.device):  # products over thousands of points
             return pairwise_costs(
                 sample(masks, points), sample_owners(owner, points, labels.shape[1]), classes, labels,
                 weights=(self.mask, self.dice, self.classes),
