@@ -78,7 +78,7 @@ def test_a_fitted_head_is_calibrated_on_the_validation_images(made, tmp_path):
     ("without", {"set": ["calibrate=true"]}, "data.empty", ("calibrate", "val=0.2 val_images=")),
     ("with", {"set": ["calibrate=true", "evaluations=0"]}, "request.conflict", ("evaluations",)),
     ("with", {"set": ["calibrate=true", "loss=sigmoid"]}, "request.conflict", ("softmax",)),
-    ("with", {"set": ["calibrate=true"], "protocol": True}, "request.conflict", ("--protocol",)),
+    ("with", {"set": ["calibrate=true"], "protocol": True}, "request.conflict", ("protocol",)),
     ("with", {"set": ["calibrate=true", "train_on=train+val"]}, "request.conflict", ("train+val",)),
     ("without", {"keep": "best"}, "data.empty", ("keep=best", "validation images")),
     ("without", {"patience": 2}, "data.empty", ("patience=2", "validation images")),
