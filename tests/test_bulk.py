@@ -361,6 +361,7 @@ def embed_together(runtime, job: BulkRequest) -> int:
     return run_bulk(job, quiet=True).main
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_writes_and_continue_it(here, monkeypatch):
     job = replace(
         request("one.parquet"), places=(str(here / "photos"),), model=str(here / "model.safetensors")

@@ -283,6 +283,7 @@ def test_names_that_stand_in_every_class_are_not_taken_for_moves():
     ]
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_run_agree(home):
     remove(home)
     command = [

@@ -118,6 +118,7 @@ def left_by_onnxruntime(folder) -> list[str]:
     return [path.name for path in folder.rglob("deviceid")]
 
 
+@pytest.mark.slow
 def test_training_and_predicting_ask_no_other_host(place):
     assert attempts(place, VERBS.replace("WORDS", repr(QUICK))) == []
     assert not left_by_onnxruntime(place)

@@ -74,7 +74,8 @@ def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path):
     assert last[0].read_bytes() == last[1].read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_processes_learn_like_one(straight, tmp_path, kind):
     together(2, one_of_many, contrastive(), tmp_path, {}, parallel=kind)
     assert losses(tmp_path) == pytest.approx(losses(straight), abs=1e-4)
@@ -101,6 +102,7 @@ def spoilt(tmp_path):
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 def test_unusable_images_leave_the_same_gaps_on_any_number_of_processes(spoilt, tmp_path):
     r = contrastive(10, data=str(spoilt), batch=4, evaluations=0)
     r = replace(r, schedule=replace(r.schedule, rate=1e-4))  # the norm of two images amplifies rounding

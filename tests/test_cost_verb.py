@@ -40,6 +40,7 @@ def test_a_stated_rate_gives_device_days_and_a_file_is_a_model(capsys, small, tm
     assert row["parameters"] > 0 and [at["pixels"] for at in row["sizes"]] == [64, 128, 224, 384, 512]
 
 
+@pytest.mark.slow
 def test_speed_and_batch_are_measured_and_drawn(capsys, small, small_resnet, tmp_path):
     vitkit.save(small(), tmp_path / "vit.safetensors")
     vitkit.save(small_resnet(), tmp_path / "resnet.safetensors")

@@ -325,6 +325,7 @@ def test_overrides_reach_every_kind_of_field():
     assert r.length.steps == 3 and r.schedule.stairs == (0.5, 0.9)
 
 
+@pytest.mark.slow
 def test_bfloat16_follows_the_weights_as_they_learn(straight, tmp_path):
     """Autocast keeps copies of the weights while it is entered: it must be left between steps."""
     r = tiny(mixup=0.0, randaugment=(), dropout=0.0, length=Duration(steps=60), crop="squash", flip=False)

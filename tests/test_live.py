@@ -130,6 +130,7 @@ def test_numbers_keep_their_width(name):
     assert len({len(field(name, value)) for value in (0.0, 0.01234, 0.5, 1.0, top)}) == 1
 
 
+@pytest.mark.slow
 def test_a_training_is_seen_at_80_columns(tmp_path):
     """The command itself, stopped and resumed."""
     words = [

@@ -90,7 +90,7 @@ def test_a_run_leaves_a_plain_model_and_says_how_well_patches_were_told(straight
         assert torch.equal(kept[f"model.vit.{name}"], tensor), name
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path, workers):
     with sigterm_at(5), pytest.raises(Interrupted, match="SIGTERM at step"):
         go(tmp_path, masked(), workers=workers)
@@ -100,6 +100,7 @@ def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path, workers):
     assert last[0].read_bytes() == last[1].read_bytes()  # the layer that predicts too
 
 
+@pytest.mark.slow
 def test_micro_batches_change_no_image_and_no_corruption(straight, tmp_path):
     go(tmp_path, masked(dropout=0.0, model_options=BARE))
     go(tmp_path / "pieces", masked(dropout=0.0, model_options=BARE, micro_batch=5))
@@ -120,6 +121,7 @@ def test_every_target_runs(tmp_path, target, options):
     assert (test["accuracy"] is None) == (target == "pixels") and test["patches"] == 179 * 2
 
 
+@pytest.mark.slow
 def test_the_best_weights_come_back_with_the_layer_that_predicts(tmp_path):
     """A high rate makes the run worse again, and its result is that of the best evaluation."""
     r = masked(keep="best", evaluations=6, report_on="val")
@@ -170,6 +172,7 @@ def test_cut_over_processes_stopped_and_gone_on_alone(tmp_path):
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "straight"), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_from_the_command_line_to_a_classifier(tmp_path, capsys):
     out = tmp_path / "pre"
     words = ["pretrain", "digits", "--recipe", "masked", *WORDS, "--steps", "8", "--out", out, *SMALL]
@@ -233,6 +236,7 @@ def test_what_cannot_be_masked_is_said_before_anything_runs(straight, tmp_path):
         go(tmp_path / "map", masked(model_options=(*BARE, "head=map", "class_token=false")))
 
 
+@pytest.mark.slow
 def test_a_hybrid_tells_the_pixels_under_a_cell(tmp_path):
     r = override(masked(), ["model=R26+ViT-S/32", "image_size=64", "batch=4", "length.steps=1", "subset=20"])
     r = replace(

@@ -29,7 +29,10 @@ TASKS = {  # the recipe and its options
     "ibot": ("ibot", ("ibot.prototypes=256", "ibot.hidden=64")),
     "contrastive": ("contrastive", ()),
 }
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "rf-detr" else name for name in TASKS]
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("rf-detr", "contrastive") else name
+    for name in TASKS
+]
 
 
 def planned(name):

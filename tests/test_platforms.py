@@ -82,6 +82,7 @@ def test_every_module_is_imported_where_there_is_nothing_of_posix():
     assert int(done.stdout.split()[-1]) > 200
 
 
+@pytest.mark.slow
 def test_the_check_notices_what_only_posix_has():
     code = IMPORTS.replace("import vitkit\n", "import vitkit\nimport resource\n", 1)
     done = subprocess.run([sys.executable, "-c", code, "win32"], capture_output=True, text=True)
@@ -102,6 +103,7 @@ def spawned(monkeypatch):
     return started
 
 
+@pytest.mark.slow
 def test_a_run_with_spawned_workers_has_the_same_losses(tmp_path, spawned, monkeypatch):
     recipe, runtime, options = small(steps=6), choose_runtime("cpu"), RunOptions(workers=1, quiet=True)
     run(recipe, tmp_path / "spawned", runtime, options)

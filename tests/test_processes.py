@@ -175,6 +175,7 @@ def measured(runtime: Runtime, path: Path, batch: int) -> dict:
     return evaluate(Classify(), model, source, batch, 0, runtime=runtime).to_json(source.classes)
 
 
+@pytest.mark.slow
 def test_every_test_image_counts_once_where_processes_have_unequal_numbers(tmp_path):
     model = vitkit.build("ViT-Ti/4", classes=10, image_size=8, width=32, depth=2, heads=2, hidden=32)
     torch.nn.init.normal_(model.head.weight)
@@ -190,6 +191,7 @@ def test_every_test_image_counts_once_where_processes_have_unequal_numbers(tmp_p
 
 
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
+@pytest.mark.slow
 def test_a_checkpoint_with_a_bad_part_is_passed_over_and_two_sound_ones_stay(tmp_path, harm):
     together(2, go, small(8), tmp_path / "run", {"save": 0.0}, parallel="fsdp")
     shutil.copytree(tmp_path / "run", tmp_path / "other")
@@ -223,12 +225,14 @@ def failing(runtime: Runtime, recipe, out: Path, aside: bool):
 
 
 @pytest.mark.parametrize("aside", [False, True])
+@pytest.mark.slow
 def test_a_part_that_cannot_be_written_is_an_error_of_every_process(tmp_path, aside):
     for error in together(2, failing, small(4), tmp_path, aside, parallel="fsdp"):
         assert "step-00000004" in str(error) and "could not write its part" in str(error)
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_process_without_rows_still_has_its_part(tmp_path):
     """Four processes, and tensors of at most three rows."""
     assert together(4, few_rows, tmp_path, parallel="fsdp") == [3.0] * 4
@@ -276,6 +280,7 @@ raise RuntimeError("a library's")
     assert done.returncode == 1 and "a library's" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_told_by_every_process(tmp_path):
     def told(recipe, world=2):
         return [str(error) for error in together(world, go, recipe, tmp_path, {})]

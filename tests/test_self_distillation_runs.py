@@ -166,6 +166,7 @@ def test_a_run_that_collapses_is_stopped(tmp_path):
     assert 6 < last["step"] < 60 and last["collapsed"] == 2 and last["entropy"] < 0.1
 
 
+@pytest.mark.slow
 def test_from_the_command_line_to_a_classifier(task, tmp_path, capsys):
     out, sets = tmp_path / "pre", [f"{task}.prototypes=32", f"{task}.hidden=32", f"{task}.local_crops=1"]
     words = ["--batch", "8", "--workers", "0", "--device", "cpu"]

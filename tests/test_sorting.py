@@ -61,6 +61,7 @@ def test_probabilities_read_as_per_cent_and_labels_do_not_run_together():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_terminal_of_80_columns_gets_a_line_for_each_of_many_and_rows_for_one(model, photos):
     def shown(*words):
         leader, follower = pty.openpty()

@@ -132,6 +132,7 @@ def test_an_own_one_is_kept(control, monkeypatch, name):
     assert not control.calls
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_study_find_it_and_it_outlives_them(control, tmp_path):
     output: list[str] = []
     with ExitStack() as stack:

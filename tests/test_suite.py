@@ -114,6 +114,7 @@ def test_of_several_rates_one_is_chosen_on_the_two_hundred(here, tmp_path, capsy
     assert tried["test"]["split"] == "val" and tried["test"]["images"] == 200
 
 
+@pytest.mark.slow
 def test_one_setting_for_all_tasks_is_the_best_by_their_mean_on_validation_images(here, tmp_path, capsys):
     out = tmp_path / "out"
     what = ["suite", here / "small.npz", "--data", here / "vtab", "--tasks", "cifar100", "snorb-azimuth",

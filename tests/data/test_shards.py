@@ -501,6 +501,7 @@ def test_mutants_of_a_tar_raise_one_kind_of_error(tmp_path):
         (tmp_path / INDEX).unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_empty_members(tmp_path):
     header = bytearray(tarfile.TarInfo("000000.txt").tobuf())
     with (tmp_path / "x.tar").open("wb") as file:

@@ -99,6 +99,7 @@ def test_a_worker_forked_as_its_parent_is_killed_does_not_stay(forker, tmp_path)
     assert gone(int((tmp_path / "pid").read_text()), 10)
 
 
+@pytest.mark.slow
 def test_control_without_the_look_at_its_parent_it_stays(tmp_path):
     process = script(FORKED, str(tmp_path / "pid"), "main", "bare")
     assert process.wait(60) == -signal.SIGKILL

@@ -191,6 +191,7 @@ def test_a_graph_that_the_runtime_cannot_read_is_named_with_what_to_do(small, tm
         choose_engine(cache.model, "onnxruntime", batch=4, folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_auto_does_without_a_choice_whose_graph_cannot_be_read(small, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(engines, "ENGINES", {"torch": "fp32", "onnxruntime": "fp32"})

@@ -63,6 +63,7 @@ def test_features_are_of_the_merged_model(made, tmp_path):
         vitkit.embed(model, made / "photos", out=tmp_path / "g.npz", merge_tokens=COUNT, pool="mean")
 
 
+@pytest.mark.slow
 def test_an_exported_file_merges_as_the_model_does(made, tmp_path):
     pytest.importorskip("onnxruntime")
     model, file = vitkit.load(made / "m.safetensors"), tmp_path / "m.onnx"

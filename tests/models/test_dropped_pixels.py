@@ -127,6 +127,7 @@ def test_a_graph_of_an_odd_size_takes_images_of_that_size(small):
     assert torch.allclose(anywhere(images[..., :32, :24]), model(images), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_exported_file_of_an_odd_size_gives_the_models_answers(small, tmp_path):
     done = export(small(), tmp_path / "m.onnx", image_size=ODD)
     assert done.compared[0].size == ODD and all(one.result.ok for one in done.compared)

@@ -24,6 +24,7 @@ def classifiers(towers):  # noqa: F811
     return models | {"clip": vitkit.zero_shot(vitkit.load(towers("clip"), text=True), LABELS)}
 
 
+@pytest.mark.slow
 def test_the_service_answers_as_predict_does(classifiers, tmp_path):
     files = {name: tmp_path / f"{name}.safetensors" for name in classifiers}
     for name, model in classifiers.items():

@@ -329,6 +329,7 @@ def test_control_hostile_pickles_run_where_nothing_guards(tmp_path, switched_off
 
 
 @pytest.mark.control("vitkit.weights.untrusted.pickle_error")
+@pytest.mark.slow
 def test_control_without_a_look_at_a_pickle_it_takes_time_and_memory(tmp_path, switched_off):
     seen = unguarded(tmp_path, switched_off.proof, "tensors", r"(slow|zeros)\.pth", LOOK)
     assert len(seen) == 2, seen

@@ -133,6 +133,7 @@ def test_predict_and_evaluate_answer_as_transformers_do(folder, theirs, photos, 
     assert output["top1"] == pytest.approx(np.mean(right)) and output["images"] == len(paths)
 
 
+@pytest.mark.slow
 def test_inspect_show_fewshot_and_export_open_the_same_model(folder, theirs, photos, tmp_path, capsys):
     facts = answer(capsys, "inspect", folder, photos, "--device", "cpu", "--out", tmp_path / "looked")
     assert facts["heads"] == 8
