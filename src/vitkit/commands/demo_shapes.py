@@ -30,7 +30,7 @@ TRAIN = [
     "optimizer.layer_decay=1", "optimizer.weight_decay=0.01",
     "stochastic_depth=0", "color_jitter=0",
 ]  # fmt: skip
-DETECT = ["schedule.rate=0.0015", "detect.scale=0.9,1.1", "detect.channels=48"]
+DETECT = ["schedule.rate=0.001", "detect.scale=0.9,1.1", "detect.channels=48"]
 SEGMENT = ["schedule.rate=0.002", "segment.scale=0.9,1.1", "segment.dice=1"]
 STEPS = {"detect": 600, "segment": 600}
 PICTURES, LARGER = 6, 3  # test images that are drawn, and how many times as large
