@@ -230,6 +230,7 @@ def present(out: str = "f.parquet") -> list[str]:
     return sorted(path.name for path in Path(f"{out}.parts").glob("part-*"))
 
 
+@pytest.mark.slow
 def test_a_killed_command_continues_and_writes_the_same_bytes(here):
     job = replace(
         request("whole.parquet"), places=(str(here / "photos"),), model=str(here / "model.safetensors")

@@ -169,6 +169,7 @@ def test_the_recipe_of_imagenet_has_mocos_numbers():
     assert small.schedule.rate == pytest.approx(1.5e-4 * small.batch / 256)
 
 
+@pytest.mark.slow
 def test_bfloat16_learns_the_same_to_rounding(straight, tmp_path):
     together(1, in_bfloat16, contrastive(), tmp_path)
     assert losses(tmp_path) == pytest.approx(losses(straight), rel=0.05)

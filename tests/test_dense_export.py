@@ -41,7 +41,7 @@ def alike(model, path, seeds=range(2)):
 @pytest.mark.parametrize(
     "make, ending, pixels",
     [
-        (lambda: detector(detections=3, levels=1), ".onnx", False),
+        pytest.param(lambda: detector(detections=3, levels=1), ".onnx", False, marks=SLOW),
         pytest.param(segmenter, ".onnx", True, marks=SLOW),
         pytest.param(detector, ".onnx", True, marks=SLOW),
         pytest.param(segmenter, ".onnx", False, marks=SLOW),

@@ -106,12 +106,14 @@ def test_a_stopped_run_ends_like_the_straight_one(straight, tmp_path, head):
 
 
 @pytest.mark.parametrize("head", ["linear", "fcos"])
+@pytest.mark.slow
 def test_worker_processes_change_no_bit(straight, tmp_path, head):
     go(tmp_path, training(head), workers=2)
     assert same(straight(head), tmp_path) and losses(straight(head)) == losses(tmp_path)
 
 
 @pytest.mark.parametrize("head", BOTH)
+@pytest.mark.slow
 def test_micro_batches_change_nothing(tmp_path, head):
     still = {"stochastic_depth": 0.0, "evaluations": 0, "test": 0.02, "subset": "12"}
     for name, micro in (("whole", 0), ("pieces", 4)):

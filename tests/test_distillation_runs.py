@@ -129,6 +129,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize(("kind", "parallel"), [("features", "ddp"), *SLOW])
+@pytest.mark.slow
 def test_two_processes_learn_like_one(straight, teacher, tmp_path, kind, parallel):
     together(2, one_of_many, distilled(kind, teacher), tmp_path, {}, parallel=parallel)
     assert losses(tmp_path) == pytest.approx(losses(straight / kind), abs=1e-4)
@@ -231,6 +232,7 @@ def test_the_recipes_have_the_published_numbers():
 
 
 @pytest.mark.parametrize("kind", ["features", "hard"])
+@pytest.mark.slow
 def test_bfloat16_learns_the_same_to_rounding(straight, teacher, tmp_path, kind):
     together(1, in_bfloat16, distilled(kind, teacher), tmp_path)
     assert losses(tmp_path) == pytest.approx(losses(straight / kind), rel=0.05)

@@ -136,6 +136,7 @@ def test_the_average_is_evaluated_and_kept_while_the_raw_weights_go_on(straight,
 
 
 @pytest.mark.parametrize("average", [0.0, 0.9])
+@pytest.mark.slow
 def test_a_run_killed_before_its_last_evaluation_ends_like_the_straight_one(tmp_path, monkeypatch, average):
     recipe = tiny(patience=100, optimizer=replace(tiny().optimizer, average=average))
     go(tmp_path / "whole", recipe)

@@ -43,6 +43,7 @@ def image() -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 def test_every_family_is_evaluated_trained_inspected_predicted_and_served(
     small, tmp_path, capsys, image, family
 ):

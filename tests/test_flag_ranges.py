@@ -61,7 +61,9 @@ def test_every_verb_is_walked_through():
     assert {name.split()[0] for name in WORDS} == set(VERBS)
 
 
-@pytest.mark.parametrize("verb", WORDS)
+@pytest.mark.parametrize(
+    "verb", [pytest.param(v, marks=pytest.mark.slow) if v.startswith("pretrain") else v for v in WORDS]
+)
 def test_every_flag_takes_its_range_and_refuses_the_rest_in_one_line(verb, monkeypatch, capsys):
     name, reached = verb.split()[0], []
     real = VERBS[name]

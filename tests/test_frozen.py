@@ -108,6 +108,7 @@ def share(runtime: Runtime, folder: Path) -> tuple:
     return result.x.tolist(), result.index.tolist(), again.x.tolist()
 
 
+@pytest.mark.slow
 def test_processes_share_the_images_and_all_get_all_features(tmp_path):
     alone = share(Runtime(), tmp_path / "alone")
     for x, index, again in together(2, share, tmp_path / "two"):

@@ -186,6 +186,7 @@ def test_the_cache_serves_where_the_hub_does_not(hub, model, monkeypatch):
         vitkit.load("hf:me/photos@v2")
 
 
+@pytest.mark.slow
 def test_the_environment_of_huggingface_hub_is_obeyed(hub, model, tmp_path):
     hub.add("me/photos", {"model.safetensors": in_memory(model)})
     vitkit.load("hf:me/photos")

@@ -129,6 +129,7 @@ def test_a_shortened_run_warms_up_for_a_tenth_of_it(tmp_path, words, warmup):
 
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-L/16", "BiT-R50x1"])
 @pytest.mark.parametrize("gigabytes", [2, 24, 140])
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_one_image_more_does_not(name, gigabytes, monkeypatch):
     monkeypatch.setattr(automatic, "device_memory", lambda device: int(gigabytes * 1e9))
     r, runtime = recipe("finetune"), Runtime(device="cuda", precision="bf16")

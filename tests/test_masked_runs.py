@@ -108,7 +108,16 @@ def test_micro_batches_change_no_image_and_no_corruption(straight, tmp_path):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("options", [{}, {"optimizer": "average"}, {"when": "after-positions"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(
+            pytest.param(o, marks=pytest.mark.slow)
+            for o in ({"optimizer": "average"}, {"when": "after-positions"})
+        ),
+    ],
+)
 def test_every_target_runs(tmp_path, target, options):
     when = options.get("when", "before-positions")
     r = masked(
@@ -132,6 +141,7 @@ def test_the_best_weights_come_back_with_the_layer_that_predicts(tmp_path):
     assert result.test["loss"] == result.kept["val_loss"] == seen[best]
 
 
+@pytest.mark.slow
 def test_recomputed_activations_change_no_bit(straight, tmp_path):
     run_recipe(masked(), tmp_path, Runtime(recompute=True), RunOptions(workers=0, quiet=True))
     assert same(straight, tmp_path) and losses(tmp_path) == losses(straight)
@@ -253,6 +263,7 @@ def test_a_run_of_the_paper_can_be_started(tmp_path):
     assert model.config.grid == (14, 14) and model.mask_token is not None and model.head is None
 
 
+@pytest.mark.slow
 def test_bfloat16_learns_the_same_to_rounding(straight, tmp_path):
     together(1, in_bfloat16, masked(), tmp_path)
     assert losses(tmp_path) == pytest.approx(losses(straight), rel=0.02)

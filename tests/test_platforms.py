@@ -76,6 +76,7 @@ print(found)
 """
 
 
+@pytest.mark.slow
 def test_every_module_is_imported_where_there_is_nothing_of_posix():
     done = subprocess.run([sys.executable, "-c", IMPORTS, "win32"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -122,6 +122,7 @@ def test_the_help_names_the_tasks(capsys):
         [f"a/b/c/{i}.png" for i in range(10)] + [f"a/{i}.png" for i in range(10)],
     ],
 )
+@pytest.mark.slow
 def test_images_in_any_folders_are_found(tmp_path, names):
     place = str(photos(tmp_path / "photos", names))
     plan = vitkit.pretrain(place, task="toy", plan=True, workers=0)

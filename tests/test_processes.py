@@ -158,6 +158,7 @@ def test_unusable_files_leave_the_same_gaps_on_any_number(spoilt, tmp_path):
     assert len(set(tested)) == 1
 
 
+@pytest.mark.slow
 def test_too_many_unusable_files_are_an_error_of_every_process(spoilt, tmp_path):
     told = together(2, go, small(20, data=str(spoilt), batch=8), tmp_path / "run", {"max_bad": 0.0})
     assert all("images are unusable, more than the 0% allowed" in str(error) for error in told)

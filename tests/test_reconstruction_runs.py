@@ -104,6 +104,7 @@ def test_recomputed_activations_change_no_bit(straight, tmp_path):
 
 
 @pytest.mark.parametrize("task", BOTH)
+@pytest.mark.slow
 def test_an_evaluation_hides_the_same_patches_every_time_and_in_any_batch(tmp_path, task):
     still = {
         "schedule": replace(training().schedule, rate=0.0),
@@ -141,6 +142,7 @@ def test_two_processes_learn_like_one(tmp_path, task, kind, micro):
     assert len(shown[0]["pictures"]) == len(shown[1]["pictures"]) == 12
 
 
+@pytest.mark.slow
 def test_bfloat16_learns_the_same_to_rounding(straight, tmp_path):
     together(1, in_bfloat16, training(), tmp_path)
     assert losses(tmp_path) == pytest.approx(losses(straight["mae"]), rel=0.02)

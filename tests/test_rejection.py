@@ -144,6 +144,7 @@ def test_evaluate_has_coverage_and_accuracy(made, expected, capsys):
     assert command("evaluate", str(made / "plain.safetensors"), *words[2:], "--reject") == 2
 
 
+@pytest.mark.slow
 def test_an_exported_file_keeps_the_threshold(made, expected, tmp_path):
     pytest.importorskip("onnxruntime")
     vitkit.export(made / "m.safetensors", tmp_path / "m.onnx")

@@ -175,6 +175,7 @@ def suite() -> dict:
 
 
 @VIEWS
+@pytest.mark.slow
 def test_every_page_fits_its_window_and_can_be_read_in_light_and_dark(browser, tmp_path, width, scheme):
     pages = {
         "run": run_page(run_content([f"a class with the number {i}" for i in range(30)])),

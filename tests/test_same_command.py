@@ -106,7 +106,9 @@ def test_a_run_that_gets_no_better_stops_early_and_says_so(tmp_path, capsys):
 def test_flags_that_need_validation_are_refused_without_it(words, tmp_path, capsys):
     assert run("finetune", "digits", "--out", tmp_path / "r", *words, *TINY) == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert " ".join(map(str, words)) in told and "evaluations is 0" in told and not (tmp_path / "r").exists()
+    assert (
+        f"{words[0][2:]}={words[1]}" in told and "evaluations is 0" in told and not (tmp_path / "r").exists()
+    )
 
 
 def test_a_run_of_an_earlier_version_goes_on_as_it_was(tmp_path):

@@ -78,6 +78,7 @@ def test_a_report_is_drawn_without_torch(trained, tmp_path):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "official.npz"])
+@pytest.mark.slow
 def test_predict_imports_torch_and_little_else(trained, tmp_path, file):
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "a.png")
     if file == "official.npz":  # whose q, k and v are arrays of their own

@@ -103,6 +103,7 @@ def test_flags_that_a_study_does_not_take_are_refused():
         Request(study="heads", data=("digits",), weights="w")
 
 
+@pytest.mark.slow
 def test_the_study_is_stopped_by_its_budget_continued_and_reported(tmp_path, capsys):
     config = with_options(configure("ViT-Ti/4", classes=5, image_size=(16, 16)), TINY)
     save(fresh(config, seed=0), tmp_path / "w.safetensors")

@@ -188,6 +188,7 @@ def manifest(folder, labels) -> str:
     return str(folder / "data.csv")
 
 
+@pytest.mark.slow
 def test_imagenets_classes_are_known_by_name_wordnet_number_and_class_number(thousand, capsys):
     named = {
         "names": imagenet_labels(),

@@ -259,6 +259,7 @@ def test_it_predicts_a_number_in_every_form(straight, pictures, capsys):
 
 
 @pytest.mark.parametrize("pixels", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
 def test_it_is_exported_and_predicts_from_the_file(straight, pictures, tmp_path, capsys, pixels):
     pytest.importorskip("onnxruntime")
     out, images = tmp_path / "model.onnx", sorted(pictures.glob("*.png"))

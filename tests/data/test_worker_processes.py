@@ -109,6 +109,7 @@ def test_control_without_the_look_at_its_parent_it_stays(tmp_path):
 
 
 @pytest.mark.parametrize("forker", ["main", "thread"])
+@pytest.mark.slow
 def test_workers_end_with_their_parent_and_not_with_the_thread_that_started_them(forker, tmp_path):
     process = script(BUSY, str(tmp_path / "pids"), forker)
     end = time.monotonic() + 60

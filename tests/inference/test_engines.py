@@ -183,6 +183,7 @@ def cut_graph(cache: EngineCache) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_graph_that_the_runtime_cannot_read_is_named_with_what_to_do(small, tmp_path):
     pytest.importorskip("onnxruntime")
     cache = EngineCache(small(), 4, folder=tmp_path)

@@ -75,6 +75,7 @@ def test_the_same_in_evaluate_in_the_command_and_in_a_table(made, tmp_path, monk
     ]
 
 
+@pytest.mark.slow
 def test_exported_files_and_several_labels_have_it_too(made, tmp_path):
     pytest.importorskip("onnxruntime")
     model = vitkit.load(made / "m.safetensors")

@@ -75,6 +75,7 @@ def written(model, image: Tensor, target: int) -> Tensor:
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.slow
 def test_the_map_is_the_definition_with_measured_derivatives(small, options):
     model = small(**({"width": 16, "hidden": 16} | options)).double()
     with torch.no_grad():

@@ -69,6 +69,7 @@ def test_missing_boxes_are_left_out():
     assert rows.tolist() == [[2, 1, 0]] and exists.tolist() == [[True, True, False]]
 
 
+@pytest.mark.slow
 def test_the_exported_graph_gives_the_same():
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

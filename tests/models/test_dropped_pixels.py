@@ -119,6 +119,7 @@ def test_masked_patches_are_those_that_the_model_sees(small):
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_graph_of_an_odd_size_takes_images_of_that_size(small):
     model, images = small(image_size=ODD), torch.randn(2, 3, *ODD)
     graph = trace(model, Form()).module()

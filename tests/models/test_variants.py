@@ -45,6 +45,7 @@ def test_counts_at_other_sizes_and_heads(name, options, expected):
 
 
 @pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.gmac])
+@pytest.mark.slow
 def test_cost_is_within_a_thousandth_of_the_published(name):
     model = skeleton(variant(name))
     for pixels, gmac in ((224, PUBLISHED[name].gmac), (384, PUBLISHED[name].gmac_384)):
@@ -123,6 +124,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
 
 
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "BiT-R50x1"])
+@pytest.mark.slow
 def test_a_fresh_model_does_not_bring_an_algebra_system_along(name):
     code = f"import sys; from vitkit.models.variants import fresh, variant; fresh(variant({name!r})); "
     ended = subprocess.run([sys.executable, "-c", code + "sys.exit('sympy' in sys.modules)"])
@@ -130,6 +132,7 @@ def test_a_fresh_model_does_not_bring_an_algebra_system_along(name):
 
 
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "BiT-R50x1"])
+@pytest.mark.slow
 def test_names_and_shapes_alone_do_not_bring_a_compiler_along(name):
     code = f"import sys; from vitkit.models.variants import skeleton, variant; skeleton(variant({name!r})); "
     ended = subprocess.run([sys.executable, "-c", code + "sys.exit('torch._dynamo' in sys.modules)"])

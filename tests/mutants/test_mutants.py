@@ -20,6 +20,7 @@ def area(width, height=2):
 """
 
 
+@pytest.mark.slow
 def test_there_are_enough_each_changes_valid_code_and_has_tests():
     trials = all_trials()
     assert len(trials) >= 120 and len({trial.mutant.name for trial in trials}) == len(trials)

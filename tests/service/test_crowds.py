@@ -252,6 +252,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", ["ours", "ordinary"])
+@pytest.mark.slow
 def test_without_files_accepting_waits_and_the_control_an_ordinary_socket_complains_without_end(kind):
     process = subprocess.Popen([sys.executable, "-c", ACCEPTING, kind], stdout=subprocess.PIPE, text=True)
     with process:

@@ -324,6 +324,7 @@ def coloured(step: int, images: int = 32, size: int = 32):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.slow
 def test_chance_is_where_it_starts_and_is_beaten(small, target):
     """Uniform logits: log 512. The best guess without looking: log 27, or the variance of the pixels."""
     config = Masked(target=target, rate=0.5)

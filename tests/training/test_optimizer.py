@@ -76,6 +76,7 @@ def test_it_resumes_to_the_bit():
 
 
 @pytest.mark.parametrize("config", [SGD, ADAM, HALF], ids=lambda config: f"{config.kind}-{config.moment}")
+@pytest.mark.slow
 def test_a_step_does_not_bring_a_compiler_along(config):
     code = f"""
 import sys, torch

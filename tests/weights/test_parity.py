@@ -68,7 +68,15 @@ def test_hybrids_equal_timm(small_hybrid, tmp_path, blocks, patch, layout):
 
 
 @pytest.mark.parametrize("layout", [bit.TIMM, bit.OFFICIAL], ids=["timm", "official"])
-@pytest.mark.parametrize("options", [{}, {"width": 128}, {"classes": 0}, {"image_size": (40, 72)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"classes": 0},
+        *(pytest.param(o, marks=pytest.mark.slow) for o in ({"width": 128}, {"image_size": (40, 72)})),
+    ],
+    ids=str,
+)
 def test_resnets_equal_timm(small_resnet, tmp_path, layout, options):
     check(small_resnet(**options), tmp_path / ("m.pth" if layout is bit.TIMM else "m.npz"), layout, 5e-5)
 
