@@ -2,12 +2,15 @@
 
 # B batch, C channels; H, W pixels; h, w cells
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from vitkit.ops import fused
 
 Size = tuple[int, int]
 
@@ -35,13 +38,17 @@ def windowed(
     starts = [window_starts(*axis) for axis in zip(sizes, window, stride, strict=True)]
     assert not any(start % cell for axis in starts for start in axis), "windows begin at whole cells"
     height, width = (min(pair) for pair in zip(sizes, window, strict=True))
-    total, count = torch.empty(0), torch.empty(0)
-    for top, left in product(*starts):
-        part = forward(images[..., top : top + height, left : left + width])
-        if not len(total):
-            h, w = (int(-(-side // cell)) for side in sizes)
-            total, count = part.new_zeros(*part.shape[:2], h, w), part.new_zeros(h, w)
+    places = list(product(*starts))
+    windows = [images[..., top : top + height, left : left + width] for top, left in places]
+    outputs: Iterable[Tensor]
+    if fused.EXPORTING:  # all in one batch, or the graph would hold the model once for each window
+        outputs = forward(torch.cat(windows)).unflatten(0, (len(places), -1))
+    else:
+        outputs = map(forward, windows)
+    h, w = (int(-(-side // cell)) for side in sizes)
+    total, count = torch.zeros(()), torch.zeros(h, w, device=images.device)
+    for (top, left), part in zip(places, outputs, strict=True):
         y, x = int(top // cell), int(left // cell)
-        total[..., y : y + part.shape[-2], x : x + part.shape[-1]] += part
+        total = total + F.pad(part, (x, w - x - part.shape[-1], y, h - y - part.shape[-2]))
         count[y : y + part.shape[-2], x : x + part.shape[-1]] += 1
-    return total / count
+    return total / count.to(total.dtype)
