@@ -17,7 +17,7 @@ def interpolates_repeatably(device: torch.device) -> bool:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
-    """What autocast does not round; tensors without values have no autocast."""
+    """A context without autocast; on the meta device, which has no autocast, it does nothing."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 

@@ -46,9 +46,16 @@ def windowed(
     else:
         outputs = map(forward, windows)
     h, w = (int(-(-side // cell)) for side in sizes)
-    total, count = torch.zeros(()), torch.zeros(h, w, device=images.device)
-    for (top, left), part in zip(places, outputs, strict=True):
+    total, count = torch.empty(0), torch.zeros(h, w, device=images.device)
+    for number, ((top, left), part) in enumerate(zip(places, outputs, strict=True)):
         y, x = int(top // cell), int(left // cell)
-        total = total + F.pad(part, (x, w - x - part.shape[-1], y, h - y - part.shape[-2]))
-        count[y : y + part.shape[-2], x : x + part.shape[-1]] += 1
+        bottom, right = y + part.shape[-2], x + part.shape[-1]
+        around = (x, w - right, y, h - bottom)
+        if number == 0:
+            total = F.pad(part, around)
+        elif fused.EXPORTING:  # additions to slices take long to trace
+            total = total + F.pad(part, around)
+        else:
+            total[..., y:bottom, x:right] += part
+        count[y:bottom, x:right] += 1
     return total / count.to(total.dtype)
