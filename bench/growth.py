@@ -7,8 +7,8 @@
 A model's times are medians over rounds in which all sizes take turns. "time" and "work" are a training step's
 seconds and operations, relative to the first row of their table: time must not grow faster than work.
 A run is the command `vitkit pretrain` on shards of real JPEGs, 50 steps and an evaluation of 100 images, as a
-process of its own. Its memory is the most that it and its workers hold for themselves; mapped files are not
-counted.
+process of its own: once with validation and test images in the data, once with those that vitkit splits off.
+Its memory is the most that it and its workers hold; mapped files are not counted.
 """
 
 import argparse
@@ -129,11 +129,11 @@ def photograph() -> bytes:
     return file.getvalue()
 
 
-def write_shards(folder: Path, images: int) -> None:
+def write_shards(folder: Path, images: int, held_out: int = 0) -> None:
     """Shards of so many equal JPEGs: one file under many names, so that ten million fit on a small disk."""
     shard_index.IMAGE, shard_index.CLASSES = photograph(), CLASSES
-    shard_index.write(folder, images, several=False)
-    first, *others = sorted(folder.glob("train-*.tar"))
+    shard_index.write(folder, images, several=False, held_out=held_out)
+    first, *others = sorted(folder.glob("*.tar"))
     slot = bytes(512) + shard_index.IMAGE
     with first.open("wb") as file:
         for _ in range(shard_index.PER_SHARD):
@@ -144,25 +144,30 @@ def write_shards(folder: Path, images: int) -> None:
 
 
 def held(process: psutil.Process) -> int:
-    """Bytes that a process and its children hold for themselves."""
+    """Bytes that a process and its children hold, without those of mapped files; shared ones count once."""
     total = 0
     for one in [process, *process.children(recursive=True)]:
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            total += one.memory_full_info().uss
+        with contextlib.suppress(OSError, psutil.Error):  # it has just ended
+            lines = Path(f"/proc/{one.pid}/smaps_rollup").read_text().splitlines()
+            own = [line.split() for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
+            total += sum(1024 * int(kilobytes) for _, kilobytes, _ in own)
     return total
 
 
-def run(images: int, folder: Path | None) -> Row:
-    """The seconds and the memory of a whole command on a data set of so many images."""
+def run(images: int, folder: Path | None, *, split: bool) -> Row:
+    """The seconds and the memory of a whole command on a data set of so many images.
+
+    split: whether vitkit splits validation and test images off; otherwise the data has them.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as place:
         data, out = Path(place) / "data", Path(place) / "run"
         data.mkdir()
-        write_shards(data, images)
+        write_shards(data, images, 0 if split else HELD_OUT)
         share = HELD_OUT / images
         words = [
             sys.executable, "-m", "vitkit", "pretrain", str(data), "--out", str(out), "--model", "ViT-Ti/16",
             "--image-size", "32", "--steps", str(STEPS), "--batch", "64", "--workers", "1", "--device", "cpu",
-            "--set", "evaluations=1", f"val={share}", f"test={share}",
+            "--set", "evaluations=1", *((f"val={share}", f"test={share}") if split else ()),
         ]  # fmt: skip
         began, most = time.perf_counter(), 0
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -179,14 +184,19 @@ def run(images: int, folder: Path | None) -> Row:
             raise SystemExit(process.stderr.read().decode())
         records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = sum(record["seconds"] for record in records if "gradient_norm" in record)
-    return {"images": images, "seconds": taken, "steps": steps, "memory": most}
+    return {"images": images, "split": split, "seconds": taken, "steps": steps, "memory": most}
 
 
 def data_text(rows: list[Row]) -> str:
-    lines = ["| images | seconds of the command | of its steps | most memory, MB |", "|---" * 4 + "|"]
+    lines = [
+        "| images | held-out images | seconds of the command | of its steps | most memory, MB |",
+        "|---" * 5 + "|",
+    ]
     for row in rows:
-        memory = f"{row['memory'] / 1e6:,.0f}"
-        lines.append(f"| {row['images']:,} | {row['seconds']:.1f} | {row['steps']:.1f} | {memory} |")
+        held_out, memory = "split off" if row["split"] else "in the data", f"{row['memory'] / 1e6:,.0f}"
+        lines.append(
+            f"| {row['images']:,} | {held_out} | {row['seconds']:.1f} | {row['steps']:.1f} | {memory} |"
+        )
     return "\n".join(lines)
 
 
@@ -207,7 +217,9 @@ def main() -> None:
         result["model"] = model_tables(options)
         print(f"{options.model}\n\n" + "\n\n".join(map(model_text, result["model"])) + "\n")
     if options.only != "model":
-        result["data"] = [run(images, options.folder) for images in options.images]
+        result["data"] = [
+            run(images, options.folder, split=split) for split in (False, True) for images in options.images
+        ]
         print(data_text(result["data"]))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1))

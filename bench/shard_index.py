@@ -37,7 +37,8 @@ def labels_of(entries: int, several: bool) -> Any:
     return SparseLabels(np.cumsum(lengths), rows.astype(np.int32), CLASSES)
 
 
-def write(folder: Path, entries: int, several: bool) -> None:
+def write(folder: Path, entries: int, several: bool, held_out: int = 0) -> None:
+    """An index of so many training images and, if held_out, of that many validation and test images."""
     from vitkit.data.sources.index import INDEX, ROW, Shard, make_columns, write_index
     from vitkit.io.files import replaced
 
@@ -50,9 +51,16 @@ def write(folder: Path, entries: int, several: bool) -> None:
     counts = np.bincount(rows["shard"]).tolist()
     shards = [Shard(f"train-{i:06d}.tar", PER_SHARD * 2048, "0" * 64, n) for i, n in enumerate(counts)]
     keys = (f"n{i % CLASSES:08d}/n{i % CLASSES:08d}_{i}.JPEG" for i in range(entries))
+    splits = {"train": (shards, make_columns(rows, keys, labels_of(entries, several)))}
+    for split in ("val", "test") if held_out else ():
+        few = rows[:held_out].copy()
+        few["shard"], few["offset"] = 0, np.arange(held_out) * 2048 + 512
+        few["digest"] = np.frombuffer(split.encode().ljust(16) * held_out, "V16")
+        columns = make_columns(few, map(str, range(held_out)), np.arange(held_out) % CLASSES)
+        splits[split] = [Shard(f"{split}-000000.tar", PER_SHARD * 2048, "0" * 64, held_out)], columns
     with replaced(folder / INDEX) as file:
-        columns = make_columns(rows, keys, labels_of(entries, several))
-        write_index(file, [f"n{i:08d}" for i in range(CLASSES)], {"train": (shards, columns)}, {})
+        write_index(file, [f"n{i:08d}" for i in range(CLASSES)], splits, {})
+    shards += [shard for split in splits if split != "train" for shard in splits[split][0]]
     for shard in shards:
         with (folder / shard.file).open("wb") as file:
             file.truncate(shard.bytes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitkit.data import content
+from vitkit.data import content, splits
 from vitkit.data.content import END, HASH_CACHE, content_hash, file_hash
 from vitkit.data.sources.index import INDEX, read_header, write_index
 from vitkit.data.sources.source import Source, from_arrays
@@ -209,12 +209,19 @@ def names(source: Source) -> set[str]:
     return {Path(key).name for key in source.keys}
 
 
-def test_shards_know_the_marks_of_the_folder_and_older_ones_use_their_checksums(tmp_path):
+def test_shards_know_the_marks_of_the_folder_and_older_ones_use_their_checksums(tmp_path, monkeypatch):
     plain = open_data(fill(tmp_path / "data"))["all"]
     shard(str(tmp_path / "data"), tmp_path / "shards")
     packed = open_data(tmp_path / "shards")["all"]
     assert np.array_equal(fingerprints(packed), fingerprints(plain))
     assert names(split(packed, 0.2)[1]) == names(split(plain, 0.2)[1])
+    monkeypatch.setattr(splits, "MANY", 7)  # in several parts
+    rest, part = split(packed, 0.2)
+    assert names(part) == names(split(plain, 0.2)[1]) and part.digests and rest.digests
+    assert part.digests(np.array([3, 0])).tolist() == [part.digest(3), part.digest(0)]
+    placed = {part.digest(i): "test" for i in range(len(part))} | {rest.digest(0): "val"}
+    again, same = split(packed, 0.1, placed=placed)
+    assert names(same) == names(part) and rest.keys[0] in again.keys
     old_index(tmp_path / "shards")
     older = open_data(tmp_path / "shards")["all"]
     checksums = [zlib.crc32(plain.fetch(i)).to_bytes(4, "little") for i in range(40)]

@@ -1,7 +1,7 @@
 """Splits of a data set: stratified by content, nested subsets, and class lists that must agree."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from vitkit.errors import Error
 
 TARGET = 16  # bytes of the digest of an image's annotations
 PART = 256  # images that a thread hashes in a row
-CACHED = 2_000_000  # the largest source whose content hashes stay in memory, 32 bytes each
+MANY = 2**18  # images whose hashes are in memory at the same time, if a source can give those of any images
 Placed = Mapping[bytes | str, str]  # the split of an image, by its content hash or by its name
 
 
@@ -36,6 +36,8 @@ def fingerprints(source: Source, advance: Callable[[], None] = lambda: None) -> 
     """The content hashes of all images, (N,) of 32 bytes each; those of files are cached on disk."""
     if source.hashes is not None:
         return source.hashes
+    if source.digests:
+        return source.digests(np.arange(len(source)))
     hashes = np.zeros(len(source), dtype=f"S{SIZE}")
 
     def fill(part: range) -> None:
@@ -65,12 +67,7 @@ def target_fingerprints(source: Source) -> np.ndarray | None:
 
 
 def split(
-    source: Source,
-    fraction: float,
-    *,
-    hashes: Sequence[bytes] | np.ndarray | None = None,
-    name: str = "test",
-    placed: Placed | None = None,
+    source: Source, fraction: float, *, name: str = "test", placed: Placed | None = None
 ) -> tuple[Source, Source]:
     """(rest, part): of each class, the `fraction` with the smallest content hashes goes to the part.
 
@@ -80,28 +77,57 @@ def split(
     """
     if not 0 < fraction < 1:
         raise Error(f"the fraction of a split must be between 0 and 1, not {fraction}", code="request.value")
-    hashes = fingerprints(source) if hashes is None else np.array(hashes, dtype=f"S{SIZE}")
-    source = replace(source, hashes=hashes) if len(source) <= CACHED else source
-    old, new = earlier_split(source, hashes, name, placed or {})
-    chosen = [hashes[old]]
+    if not source.digests:
+        source = replace(source, hashes=fingerprints(source))
+    old, new = earlier_split(source, name, placed or {})
+    chosen = [hashes_of(source, np.flatnonzero(old))]
     for members in by_class(source):
-        distinct = np.unique(hashes[members])  # sorted
-        count = min(max(1, round(fraction * len(distinct))), len(distinct) - 1) if len(distinct) > 1 else 0
-        count -= len(np.unique(hashes[members[old[members]]]))
-        chosen.append(np.unique(hashes[members[new[members]]])[: max(0, count)])
-    inside = np.isin(hashes, np.concatenate(chosen))
+        hashes = hashes_of(source, members)
+        images = len(distinct(hashes))
+        count = min(max(1, round(fraction * images)), images - 1) if images > 1 else 0
+        count -= len(distinct(hashes[old[members]]))
+        chosen.append(distinct(hashes[new[members]])[: max(0, count)])
+    together = distinct(np.concatenate(chosen))
+    inside = np.concatenate([is_among(hashes, together) for hashes in hashes_in_parts(source)])
     return source.take(np.flatnonzero(~inside)), source.take(np.flatnonzero(inside))
 
 
-def earlier_split(
-    source: Source, hashes: np.ndarray, name: str, placed: Placed
-) -> tuple[np.ndarray, np.ndarray]:
+def distinct(hashes: np.ndarray) -> np.ndarray:
+    """The distinct hashes, sorted; np.unique takes several times as long for strings."""
+    ordered = np.sort(hashes)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+
+
+def is_among(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Which hashes are among the others; all 32 bytes are compared only where the first 8 are equal."""
+    first, first_others = (np.ascontiguousarray(each).view("u8")[:: SIZE // 8] for each in (hashes, others))
+    among = np.isin(first, first_others)
+    among[among] = np.isin(hashes[among], others)
+    return among
+
+
+def hashes_of(source: Source, indices: np.ndarray) -> np.ndarray:
+    """The content hashes of the images with these indices."""
+    if source.hashes is None and source.digests:
+        return source.digests(indices)
+    return fingerprints(source)[indices]
+
+
+def hashes_in_parts(source: Source) -> Iterator[np.ndarray]:
+    """The content hashes of all images, of many at a time."""
+    for start in range(0, max(1, len(source)), MANY):
+        yield hashes_of(source, np.arange(start, min(start + MANY, len(source))))
+
+
+def earlier_split(source: Source, name: str, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
     """Two masks (N,): the images that were in the split `name` before, and those that were in none."""
     if not placed:
         return np.zeros(len(source), bool), np.ones(len(source), bool)
     by_name = any(isinstance(key, str) for key in placed)
-    raw = hashes.astype(f"S{SIZE}").tobytes()
-    splits = [placed.get(raw[start : start + SIZE]) for start in range(0, len(raw), SIZE)]
+    splits: list[str | None] = []
+    for hashes in hashes_in_parts(source):
+        raw = hashes.astype(f"S{SIZE}").tobytes()
+        splits += [placed.get(raw[start : start + SIZE]) for start in range(0, len(raw), SIZE)]
     if by_name:
         splits = [split or placed.get(key) for split, key in zip(splits, source.keys, strict=True)]
     return np.array([split == name for split in splits]), np.array([split is None for split in splits])
@@ -111,7 +137,7 @@ def by_class(source: Source) -> Iterable[np.ndarray]:
     """The indices of the images of each class; a multi-label image counts for its first class."""
     first = source.labels.first() if source.multilabel else source.labels
     order = np.argsort(first, kind="stable")  # one sort instead of a search per class, of up to 21,000
-    bounds = np.searchsorted(first[order], np.arange(len(source.classes) + 1))
+    bounds = np.searchsorted(first, np.arange(len(source.classes) + 1), sorter=order)
     return [order[start:stop] for start, stop in pairwise(bounds)]
 
 
@@ -216,6 +242,7 @@ def join(first: Source, second: Source) -> Source:
         fetch=either(first.fetch, second.fetch),
         skipped=first.skipped + second.skipped,
         digest=either(partial(fingerprint, first), partial(fingerprint, second)),
+        digests=None,
         size=either(first.size or unknown, second.size or unknown) if first.size or second.size else None,
         identity="+".join([first.identity, second.identity]) if first.identity and second.identity else "",
         hashes=both(first.hashes, second.hashes),

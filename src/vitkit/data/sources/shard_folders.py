@@ -178,7 +178,7 @@ def open_shards(name: str, path: Path, read: ReadShard | None = None) -> dict[st
         keys, labels = Lazy(len(part), part.key), part.labels(len(classes))
         return Source(
             name, classes, keys, labels, partial(part.fetch, read=read_shard), digest=part.digest,
-            identity=part.identity,
+            digests=part.digests, identity=part.identity,
         )  # fmt: skip
 
     return {split: source(part) for split, part in splits.items()}

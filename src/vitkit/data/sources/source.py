@@ -38,6 +38,13 @@ def call_at(call: Callable[[int], Any], numbers: np.ndarray, index: int) -> Any:
     return call(int(numbers[index]))
 
 
+def call_taken(
+    call: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, indices: np.ndarray
+) -> np.ndarray:
+    """Call a function of many numbers with those at the indices."""
+    return call(numbers[indices])
+
+
 def call_item(call: Callable[[Any], Any], items: Sequence[Any], index: int) -> Any:
     """Call a function with the item at an index."""
     return call(items[index])
@@ -84,6 +91,7 @@ class Source:
     empty: tuple[str, ...] = ()  # folders without images, which become no class
     targets: Targets | None = None  # masks or boxes of the images, whose class numbers index `classes`
     target_hashes: np.ndarray | None = None  # (N,) digests of the masks or boxes, once they are computed
+    digests: Callable[[np.ndarray], np.ndarray] | None = None  # `digest` of many images at once
 
     def __post_init__(self) -> None:
         if isinstance(self.labels, np.ndarray) and self.labels.ndim == 2:  # multi-hot
@@ -100,16 +108,20 @@ class Source:
         """The images with these indices, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
         keys, fetch, digest, size = self.keys, self.fetch, self.digest, self.size
-        targets = self.targets
-        identity = (
-            hashlib.sha256(self.identity.encode() + indices.tobytes()).hexdigest() if self.identity else ""
-        )
+        digests, targets = self.digests, self.targets
+        hasher = hashlib.sha256(self.identity.encode())
+        hasher.update(np.ascontiguousarray(indices).data)
+        identity = hasher.hexdigest() if self.identity else ""
+        labels = self.labels[indices]
+        if len(self) < 2**32:
+            indices = indices.astype(np.uint32)  # half the memory, which matters with many millions
         return replace(
             self,
             keys=Lazy(len(indices), partial(call_at, keys.__getitem__, indices)),
-            labels=self.labels[indices],
+            labels=labels,
             fetch=partial(call_at, fetch, indices),
             digest=partial(call_at, digest, indices) if digest else None,
+            digests=partial(call_taken, digests, indices) if digests else None,
             size=partial(call_at, size, indices) if size else None,
             identity=identity,
             hashes=None if self.hashes is None else self.hashes[indices],

@@ -246,9 +246,8 @@ def details(splits: Splits) -> dict[str, Any]:
 
 
 def detail(source: Source, named: bool, marked: bool) -> dict[str, Any]:
-    names, numbers = label_sets(source, named)
-    counts = np.bincount(numbers, minlength=len(names)).tolist()
-    row: dict[str, Any] = {"kinds": names, "counts": counts}
+    names, numbers, counts = label_sets(source, named)
+    row: dict[str, Any] = {"kinds": names, "counts": counts.tolist()}
     if marked and source.hashes is not None:
         row["marks"] = base64.b64encode(raw_marks(source).data).decode()
     if marked and source.target_hashes is not None:
@@ -257,19 +256,24 @@ def detail(source: Source, named: bool, marked: bool) -> dict[str, Any]:
                    "sizes": sizes(source).tolist()} if named else {})  # fmt: skip
 
 
-def label_sets(source: Source, named: bool) -> tuple[list[str], np.ndarray]:
-    """The distinct label sets as names, joined where a set has several labels, and the set of each image.
+def label_sets(source: Source, named: bool) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The distinct label sets as names, joined where a set has several labels; the set of each image, if they
+    are listed by name; and how many images each set has.
 
     With several labels an image and no list of images, each label counts by itself.
     """
-    labels = source.labels
-    if not isinstance(labels, SparseLabels):
-        kinds, numbers = np.unique(labels, return_inverse=True)
-        return [source.classes[kind] for kind in kinds], numbers
-    if not named:
-        return list(source.classes), labels.numbers
-    sets, numbers = labels.distinct()
-    return [";".join(source.classes[i] for i in labels) for labels in sets], numbers
+    labels, classes = source.labels, source.classes
+    if isinstance(labels, SparseLabels) and named:
+        sets, numbers = labels.distinct()
+        names = [";".join(classes[i] for i in labels) for labels in sets]
+        return names, numbers, np.bincount(numbers, minlength=len(names))
+    if isinstance(labels, SparseLabels):
+        return list(classes), labels.numbers, np.bincount(labels.numbers, minlength=len(classes))
+    parts = (labels[start : start + CHUNK] for start in range(0, len(labels), CHUNK))
+    counts = sum((np.bincount(part + 1, minlength=len(classes) + 1) for part in parts), np.zeros(1, int))
+    kinds = np.flatnonzero(counts) - 1  # -1: without a label
+    numbers = np.searchsorted(kinds, labels) if named else labels
+    return [classes[kind] for kind in kinds], numbers, counts[kinds + 1]
 
 
 def listing(lines: Sequence[Mapping[str, Any]]) -> Listing:
