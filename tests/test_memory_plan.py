@@ -22,6 +22,7 @@ TASKS = {  # the recipe and its options
     "fcos": ("detect", ("detect.channels=32",)),
     "yolos": ("detect", ("detect.head=yolos", "detect.detections=20")),
     "rf-detr": ("detect", ("detect.head=rf-detr",)),
+    "instances": ("instances", ("instances.queries=10", "instances.points=400")),
     "masked": ("masked", ()),
     "mae": ("mae", ()),
     "simmim": ("simmim", ()),
