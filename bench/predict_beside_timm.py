@@ -26,6 +26,7 @@ from vitkit.inference.builders import ENGINES, available
 from vitkit.inference.engine_cache import EngineCache
 from vitkit.inference.engines import EngineSelector, torch_engine
 from vitkit.inference.predict import forward_logits
+from vitkit.metrics.cost import forward_flops
 
 
 def timm_engine(theirs, ours):
@@ -59,6 +60,16 @@ def seconds(run, images, times: int) -> float:
     return (time.perf_counter() - start) / times
 
 
+def product_rate(size: int = 2048, times: int = 5) -> float:
+    """Operations per second of a product of square matrices in float32, which no float32 engine exceeds."""
+    left, right = torch.randn(2, size, size)
+    left @ right
+    start = time.perf_counter()
+    for _ in range(times):
+        left @ right
+    return times * 2 * size**3 / (time.perf_counter() - start)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ViT-B/16")
@@ -86,6 +97,10 @@ def main() -> None:
                 took[name].append(seconds(runs[name], images, options.times))
     print(f"{options.model}, batch {options.batch}, {options.threads} threads, {options.rounds} rounds of "
           f"{options.times}, {platform.machine()}, torch {torch.__version__}")  # fmt: skip
+    products = statistics.median(product_rate() for _ in range(options.rounds))
+    flops = forward_flops(ours.config)
+    print(f"A large product runs at {products / 1e9:.0f} GFLOP/s, an image takes {flops / 1e9:.1f} GFLOP: at most "
+          f"{products / flops:.2f} images/s in float32")  # fmt: skip
     print("| engine | images a second | quartiles | times timm | logits apart | same top-1 |")
     print("|---|---|---|---|---|---|")
     for name, times in took.items():
