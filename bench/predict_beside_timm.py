@@ -99,8 +99,8 @@ def main() -> None:
           f"{options.times}, {platform.machine()}, torch {torch.__version__}")  # fmt: skip
     products = statistics.median(product_rate() for _ in range(options.rounds))
     flops = forward_flops(ours.config)
-    print(f"A large product runs at {products / 1e9:.0f} GFLOP/s, an image takes {flops / 1e9:.1f} GFLOP: at most "
-          f"{products / flops:.2f} images/s in float32")  # fmt: skip
+    print(f"A large product runs at {products / 1e9:.0f} GFLOP/s, an image takes {flops / 1e9:.1f} GFLOP: "
+          f"at most {products / flops:.2f} images/s in float32")  # fmt: skip
     print("| engine | images a second | quartiles | times timm | logits apart | same top-1 |")
     print("|---|---|---|---|---|---|")
     for name, times in took.items():
