@@ -82,12 +82,11 @@ class Index:
         return name.tobytes().decode("utf-8", "surrogateescape")
 
     def digest(self, index: int) -> bytes:
-        """The content hash of an image; older indexes have a CRC-32 in place of the second half."""
-        second = self.columns["content"] if "content" in self.columns else self.columns["crc"]
-        return (self.columns["digest"][index].tobytes() + second[index].tobytes()).ljust(SIZE, b"\0")
+        """The content hash of an image."""
+        return self.digests(np.array([index])).tobytes()
 
     def digests(self, indices: np.ndarray) -> np.ndarray:
-        """`digest` of several images at once, (N,) of 32 bytes each."""
+        """The content hashes of some images, (N,); older indexes have a CRC-32 in place of the second half."""
         rows = np.zeros((len(indices), SIZE), np.uint8)
         second = self.columns["content"] if "content" in self.columns else self.columns["crc"]
         for column, start in ((self.columns["digest"], 0), (second, SIZE // 2)):
