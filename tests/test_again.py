@@ -319,7 +319,7 @@ def test_the_words_of_options_give_the_same_options(monkeypatch):
 
     options = Training(
         weights="ViT-Ti/16.augreg-i21k", steps=4, lr=0.003, set=("flip=false", "val=0.2"), cuda_graph=False,
-        compile=True,        out=Path("runs/x"), against=("a b", "two"), more_steps=3, parallel="fsdp",
+        compile="auto",        out=Path("runs/x"), against=("a b", "two"), more_steps=3, parallel="fsdp",
     )  # fmt: skip
     seen = []
 

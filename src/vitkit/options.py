@@ -212,7 +212,13 @@ class Training:
         arg(metavar="DIR", help="Cache decoded images in this folder for later epochs and runs."),
     ] = None
     max_bad: Annotated[float, arg(metavar="X", help="Maximum fraction of unreadable images.")] = 0.05
-    compile: Annotated[bool, arg(help="Compile the model (torch.compile).")] = False
+    compile: Annotated[
+        Literal["no", "yes", "auto"],
+        arg(
+            metavar="[auto]",
+            help="Compile the model (torch.compile). auto: only if the run is long enough to gain from it.",
+        ),
+    ] = "no"
     recompute: Annotated[
         bool, arg(help="Activation checkpointing: less memory, about a third more time.")
     ] = False

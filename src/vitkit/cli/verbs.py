@@ -58,7 +58,13 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 RENAMED = {"--spread": "--parallel", "--no-record": "--no-cuda-graph"}  # deprecated flags, still accepted
 NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|nan|-?inf", re.IGNORECASE)
-OPTIONAL = {"--reject": "model"}  # flags whose value, a number, may be left out
+MODE = re.compile("no|yes|auto")
+OPTIONAL = {  # flags whose value may be left out: what it is then, and what a given value looks like
+    "evaluate --reject": ("model", NUMBER),
+    "predict --reject": ("model", NUMBER),
+    "finetune --compile": ("yes", MODE),
+    "pretrain --compile": ("yes", MODE),
+}
 BAD_PATH = {  # a path from the user is missing, of the wrong type or not accessible: exit code 2
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
     errno.ELOOP, errno.ENODEV, errno.ENXIO,
@@ -93,10 +99,10 @@ def current_flag(word: str) -> str:
 
 
 def with_values(words: Sequence[str]) -> Iterator[str]:
-    """The words, where a flag of OPTIONAL that no number follows has its default value."""
+    """The words of a command, where a flag of OPTIONAL without a value has its default one."""
     for word, following in zip(words, (*words[1:], ""), strict=True):
-        named = word in OPTIONAL and not NUMBER.fullmatch(following)
-        yield f"{word}={OPTIONAL[word]}" if named else word
+        default, given = OPTIONAL.get(f"{words[0]} {word}", ("", None))
+        yield f"{word}={default}" if given and not given.fullmatch(following) else word
 
 
 def command(words: list[str]) -> Callable[[], None]:

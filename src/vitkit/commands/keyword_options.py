@@ -43,7 +43,7 @@ class TrainingOptions(TypedDict, total=False):
     workers: int | None
     decoded: Place | None
     max_bad: float
-    compile: bool
+    compile: bool | Literal["no", "yes", "auto"]
     recompute: bool
     cuda_graph: bool
     deterministic: bool
@@ -120,6 +120,8 @@ def as_option(name: str, value: Any) -> Any:
         return as_texts(value)
     if name in ("out", "decoded"):
         return Path(value) if isinstance(value, str | os.PathLike) else value
+    if name == "compile" and isinstance(value, bool):
+        return "yes" if value else "no"
     if name in ("image_size", "subset"):
         return None if value is None else as_text(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value

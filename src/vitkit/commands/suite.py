@@ -94,7 +94,7 @@ def suite(
         workers=options.workers, max_bad=options.max_bad, trackers=options.track, quiet=bool(emit)
     )
     runtime = choose_runtime(
-        options.device, options.precision, options.compile, options.recompute,
+        options.device, options.precision, options.compile == "yes", options.recompute,
         deterministic=options.deterministic, cuda_graph=options.cuda_graph,
     )  # fmt: skip
     with runtime.process_group():

@@ -21,6 +21,7 @@ from vitkit.options import Training
 from vitkit.planning import automatic, dense_rules, finetune_rules, pretraining_rules, resume, start
 from vitkit.planning.augmentation_text import augmentation
 from vitkit.planning.automatic import Choice, Circumstances
+from vitkit.planning.compilation import choose_compilation
 from vitkit.planning.memory import memory_of, trained_skeleton
 from vitkit.planning.plan_text import headline, page
 from vitkit.planning.resume import Request
@@ -62,7 +63,7 @@ def machine_for(options: Training, *, progress: bool) -> Iterator[Machine]:
         check_sockets()
     parallel = "ddp" if options.parallel == "auto" else options.parallel
     runtime = choose_runtime(
-        options.device, options.precision, options.compile, options.recompute, parallel,
+        options.device, options.precision, options.compile == "yes", options.recompute, parallel,
         options.deterministic, options.cuda_graph,
     )  # fmt: skip
     with runtime.process_group(), data_opener(options.plan) as opener:
@@ -314,12 +315,7 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
     if config is not None:
         start.check_size(config, recipe.weights or recipe.model)
     if old is None:
-        recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
-        recipe, choice = start.fit_resolution(recipe, known, config)
-        choices.add(choice)
-        trained_at = config.image_size if recipe.weights and config is not None else None
-        recipe, choice = finetune_rules.choose_rate(recipe, known, trained_at)
-        choices.add(choice)
+        recipe = fitted_to_weights(recipe, config, known, choices)
     loader = load_here if only else load if requested.weights else automatic.load_default
     model = LazyModel(partial(build_model, recipe, splits["train"], loader))
     note = dropped(model().config, strict=request.options.strict_size)
@@ -338,11 +334,27 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         recipe = automatic.fitted(recipe, model(), known, runtime, choices.add)
     recipe = runtime.broadcast(recipe)
     recipes = compared(recipe, model().config, known, machine, choices) if request.protocol else {}
+    state = state_of(out, recipe, len(splits["train"]))
+    runtime, choice = choose_compilation(request.options.compile, recipe, model(), runtime, state.total)
+    choices.add(choice)
     plan = Plan(
         request, out, recipe, splits, model, runtime, options, opener, machine.say,
-        state=state_of(out, recipe, len(splits["train"])), choices=tuple(choices.made), candidates=recipes,
+        state=state, choices=tuple(choices.made), candidates=recipes,
     )  # fmt: skip
     return timed(plan, new=old is None)
+
+
+def fitted_to_weights(
+    recipe: Recipe, config: Config | None, known: Circumstances, choices: "Choices"
+) -> Recipe:
+    """The recipe with a warm-up that fits its length, and the resolution and the rate for its weights."""
+    recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
+    recipe, choice = start.fit_resolution(recipe, known, config)
+    choices.add(choice)
+    trained_at = config.image_size if recipe.weights and config is not None else None
+    recipe, choice = finetune_rules.choose_rate(recipe, known, trained_at)
+    choices.add(choice)
+    return recipe
 
 
 class Choices:
