@@ -5,9 +5,9 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.ops.fused import mlp
+from vitkit.ops.cpu_mlp import mlp
 
-GELU = {"tanh": "tanh", "erf": "none", "quick": "quick"}  # our names -> the forms of ops.fused.mlp
+GELU = {"tanh": "tanh", "erf": "none", "quick": "quick"}  # our names -> the forms of ops.cpu_mlp.mlp
 
 
 class Mlp(nn.Module):
