@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import vitkit
 from vitkit.data.sources.source import Source
 from vitkit.data.targets import Target, Targets
 from vitkit.data.views import View
@@ -120,6 +121,18 @@ def test_answers_are_boxes_above_the_threshold():
         {"image_id": 7, "category_id": 8, "bbox": [10, 5, 20, 20], "score": pytest.approx(0.9)}
     ]
     assert "1 dot" in first.text("a.png") and "no objects" in second.text("b.png", alone=True)
+
+
+@pytest.mark.parametrize(
+    "threshold, shown, own", [(0.3, [0.9], 0), (0.05, [0.9, 0.1], 0.05), (0.95, [], 0.95), (0, [0.9, 0.1], 1e-9)]
+)
+def test_a_model_keeps_the_threshold_of_its_training(threshold, shown, own, tmp_path):
+    vitkit.save(Detect(threshold=threshold).build(detector()), tmp_path / "m.safetensors")
+    model, values = vitkit.load(tmp_path / "m.safetensors"), torch.zeros(1, 100, 6)
+    values[0, :2, 2:5] = torch.tensor([[1, 1, 0.9], [1, 1, 0.1]])
+    (answer,) = task_of(model).answers(model, values, 1)
+    assert model.reject_below == own
+    assert [one.score for one in answer.detections] == pytest.approx(shown)
 
 
 def evaluation(model, data, rows):

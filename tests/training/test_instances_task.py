@@ -168,8 +168,8 @@ def source(kinds=("boxes", "instances")):
 
 
 def test_evaluation_compares_the_objects_that_are_answered():
-    config = EomtConfig(vit=vit((48, 48)), classes=4, queries=6, joint=1, upscale=1, output="masks")
-    model, task, indices = model_of(config), Instances(points=50, detections=9), range(6)
+    config = EomtConfig(vit=vit((48, 48)), classes=4, queries=6, joint=1, upscale=1, output="masks", detections=9)
+    model, task, indices = model_of(config), Instances(points=50), range(6)
     model.labels = source().classes
     pictures = [Image.fromarray(source().fetch(i)).resize((48, 48)) for i in indices]
     images = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
@@ -222,6 +222,16 @@ def test_a_new_model_takes_the_blocks_of_another_eomt_and_the_queries_of_the_tas
     assert (new.config.joint, new.config.upscale, new.config.output) == (2, 2, "masks")
     assert torch.equal(new.queries, own.queries) and new.config.task == "instances"
     assert Instances().adapt(own, ("a", "b"), SIZE, 0).config.queries == 200
+
+
+def test_a_model_keeps_its_threshold_and_how_many_objects_it_answers_with(tmp_path):
+    task, start = Instances(detections=2, threshold=0.001), model_of(EomtConfig(vit=vit(SIZE), joint=1))
+    new = task.build(task.adapt(start, NAMES, SIZE, 0))
+    assert new.config.detections == 2 and new.reject_below == 0.001
+    model, image = instance_segmenter(detections=2, queries=30), photograph(40, 60)
+    assert len(vitkit.predict(model, image, reject=0.0)) == 2
+    model.reject_below = 0.999
+    assert vitkit.predict(model, image) == []
 
 
 @pytest.mark.parametrize("kinds", [("boxes",), ("mask",), ()])

@@ -30,7 +30,7 @@ from vitkit.models.vit import ViTConfig
 from vitkit.ops.boxes import centres
 from vitkit.options import Range
 from vitkit.tasks.shared.dense import covered
-from vitkit.tasks.shared.object_task import Boxes, Detected, ObjectTask
+from vitkit.tasks.shared.object_task import USUAL, Boxes, Detected, ObjectTask, keep_threshold
 from vitkit.tasks.task import (
     Answer,
     Batch,
@@ -112,7 +112,7 @@ class Detect(ObjectTask):
 
     head: str = "auto"  # fcos, which learns from few images; yolos; rf-detr; auto: as the weights, else fcos
     scale: tuple[float, float] = (0.5, 2.0)  # of training images, relative to the size that fits the view
-    threshold: float = 0.3  # the least score of a box that is an answer
+    threshold: float = USUAL  # the least score of a box that is an answer
     overlap: float = 0.6  # IoU above which FCOS drops the box of lower score of the same class
     detections: int = 100  # boxes of an image, and tokens of a new YOLOS; a new RF-DETR has 300 queries
     channels: int = 0  # of the pyramid and head of FCOS; 0: 128 for a narrow ViT, 256 for others
@@ -150,6 +150,10 @@ class Detect(ObjectTask):
             assert isinstance(vit.config, ViTConfig)
             return replace(own, vit=vit.config, classes=classes)
         return super().adapted_config(model, vit, classes)
+
+    def build(self, model: Model) -> Model:
+        keep_threshold(model, self.threshold)
+        return model
 
     # training and evaluation
 

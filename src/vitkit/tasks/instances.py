@@ -29,7 +29,14 @@ from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
 from vitkit.tasks.shared.dense import covered
 from vitkit.tasks.shared.eomt_training import MaskObjective, advance, begin, count_steps, with_draws
-from vitkit.tasks.shared.object_task import Boxes, Detected, ObjectMask, ObjectTask
+from vitkit.tasks.shared.object_task import (
+    USUAL,
+    Boxes,
+    Detected,
+    ObjectMask,
+    ObjectTask,
+    keep_threshold,
+)
 from vitkit.tasks.task import Answer, Batch, Evaluation, Likeness, Prepare, Sizes, register
 
 
@@ -58,7 +65,7 @@ class Instances(ObjectTask):
     mask_weight: float = 5.0  # of cross-entropy, dice and the classes of masks
     dice_weight: float = 5.0
     class_weight: float = 2.0
-    threshold: float = 0.3  # the least score of an object that is an answer
+    threshold: float = USUAL  # the least score of an object that is an answer
     detections: int = 100  # of an image, the best ones
 
     # data
@@ -77,6 +84,7 @@ class Instances(ObjectTask):
         return EomtConfig(
             vit=vit, classes=classes, queries=self.queries, joint=self.joint or default_joint(vit.depth),
             upscale=default_upscale(vit.stride) if self.upscale < 0 else self.upscale, output="masks",
+            detections=self.detections,
         )  # fmt: skip
 
     def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
@@ -89,6 +97,7 @@ class Instances(ObjectTask):
 
     def build(self, model: Model) -> Model:
         assert isinstance(model, Eomt)
+        keep_threshold(model, self.threshold)
         return count_steps(model)
 
     # training
@@ -136,7 +145,7 @@ class Instances(ObjectTask):
                 prediction = predicted(context.place({"row": row})["row"], view_size, model.config)
                 fit = covered(target.size, view_size, model.preprocessing)
                 ranked = segments.instances_at_pixels(
-                    *prediction, fit, target.size, model.config.cell, self.detections
+                    *prediction, fit, target.size, model.config.cell, model.config.detections
                 )
                 detected = Detections(
                     scores=ranked.scores.double().cpu().numpy(), classes=ranked.classes.cpu().numpy(),
@@ -201,7 +210,7 @@ class Instances(ObjectTask):
             fit = covered(size, view_size, model.preprocessing)
             prediction = predicted(row, view_size, config)
             everything = detected_in(
-                segments.instances_at_pixels(*prediction, fit, size, config.cell, self.detections), names
+                segments.instances_at_pixels(*prediction, fit, size, config.cell, config.detections), names
             )
             answers.append(Boxes(tuple(one for one in everything if one.score >= least), everything))
         return answers

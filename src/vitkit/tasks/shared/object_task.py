@@ -22,6 +22,7 @@ from vitkit.report.terminal import printable
 from vitkit.tasks.shared.dense import Dense
 from vitkit.tasks.task import Answer, Headline, Outputs, describe_images
 
+USUAL, LEAST = 0.3, 1e-9  # threshold of models without one of their own, where 0 stands for none
 CURVES = 8  # classes of which a report draws the curve
 
 
@@ -121,6 +122,11 @@ class Boxes(Answer):
             entry = {"image_id": image_id, "category_id": categories[one.label], **place, "score": one.score}
             results.append(entry)
         return results
+
+
+def keep_threshold(model: Model, threshold: float) -> None:
+    """Let a model keep the least score of its answers, if it is not the usual one."""
+    model.reject_below = 0.0 if threshold == USUAL else max(threshold, LEAST)
 
 
 @dataclass(frozen=True, kw_only=True)
