@@ -124,7 +124,8 @@ def test_answers_are_boxes_above_the_threshold():
 
 
 @pytest.mark.parametrize(
-    "threshold, shown, own", [(0.3, [0.9], 0), (0.05, [0.9, 0.1], 0.05), (0.95, [], 0.95), (0, [0.9, 0.1], 1e-9)]
+    "threshold, shown, own",
+    [(0.3, [0.9], 0), (0.05, [0.9, 0.1], 0.05), (0.95, [], 0.95), (0, [0.9, 0.1], 1e-9)],
 )
 def test_a_model_keeps_the_threshold_of_its_training(threshold, shown, own, tmp_path):
     vitkit.save(Detect(threshold=threshold).build(detector()), tmp_path / "m.safetensors")

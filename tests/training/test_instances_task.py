@@ -168,7 +168,9 @@ def source(kinds=("boxes", "instances")):
 
 
 def test_evaluation_compares_the_objects_that_are_answered():
-    config = EomtConfig(vit=vit((48, 48)), classes=4, queries=6, joint=1, upscale=1, output="masks", detections=9)
+    config = EomtConfig(
+        vit=vit((48, 48)), classes=4, queries=6, joint=1, upscale=1, output="masks", detections=9
+    )
     model, task, indices = model_of(config), Instances(points=50), range(6)
     model.labels = source().classes
     pictures = [Image.fromarray(source().fetch(i)).resize((48, 48)) for i in indices]
