@@ -97,7 +97,7 @@ def from_yaml(tree: Tree, config: str) -> Setup:
     values = read_yaml(tree.text(config, 2**20), where, ("path", "nc", "names", "kpt_shape", *SPLITS))
     if values.get("kpt_shape"):
         raise Error(
-            f"{where}: kpt_shape, so lines have keypoints after their boxes, which would be read as polygons; "
+            f"{where}: kpt_shape, so lines have keypoints after their boxes, which look like polygons; "
             "delete the keypoints and this key, or export boxes",
             code="data.labels",
         )
