@@ -80,6 +80,16 @@ def test_a_detector_with_other_classes_keeps_all_but_the_class_layer(head):
     assert all(torch.equal(before[n], t) for n, t in same.state_dict().items())
 
 
+def test_what_the_task_sets_is_changed_in_fcos():
+    own = detector(Detect(overlap=0.4))
+    assert Detect().adapt(own, own.labels, (64, 64), 0).config == own.config
+    new = Detect(detections=7, overlap=0.5).adapt(own, own.labels, (64, 64), 0)
+    assert new.config == replace(own.config, detections=7, overlap=0.5)
+    kept = own.state_dict()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in new.state_dict().items())
+    assert Detect(channels=16).adapt(own, own.labels, (64, 64), 0).config.head_width == 16
+
+
 def test_yolos_keeps_its_middle_positions_at_another_size():
     vit = ViTConfig(**VIT, classes=0)
     old = fresh(YolosConfig(vit=vit, classes=4, detections=6, middle_size=(64, 64)), seed=0)

@@ -144,12 +144,20 @@ class Detect(ObjectTask):
         return fcos_config(vit, classes, detections=self.detections, overlap=self.overlap, **width)
 
     def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
-        """As the model's own detector, if it is one of the kind that is asked for."""
+        """As the model's own detector, if it is one of the kind that is asked for.
+
+        Of FCOS, what the task sets is changed: the detections, the overlap and the channels.
+        """
         own = model.config
-        if isinstance(own, Detector) and self.head in ("auto", own.kind.lower()):
-            assert isinstance(vit.config, ViTConfig)
-            return replace(own, vit=vit.config, classes=classes)
-        return super().adapted_config(model, vit, classes)
+        if not isinstance(own, Detector) or self.head not in ("auto", own.kind.lower()):
+            return super().adapted_config(model, vit, classes)
+        assert isinstance(vit.config, ViTConfig)
+        names = {"detections": "detections", "overlap": "overlap", "channels": "head_width"}
+        changed = {
+            field: getattr(self, name) for name, field in names.items()
+            if isinstance(own, FcosConfig) and getattr(self, name) != getattr(Detect, name)
+        }  # fmt: skip
+        return replace(own, vit=vit.config, classes=classes, **changed)
 
     def build(self, model: Model) -> Model:
         keep_threshold(model, self.threshold)

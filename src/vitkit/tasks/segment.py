@@ -39,7 +39,7 @@ from vitkit.models.dense.feature_map import (
 from vitkit.models.dense.linear_segmenter import NORMS, LinearSegmenterConfig
 from vitkit.models.dense.mask_criterion import MaskCriterion, objects_of_classes
 from vitkit.models.dense.pixel_loss import IGNORE, pixel_loss
-from vitkit.models.variants import Model
+from vitkit.models.variants import Backbone, Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
 from vitkit.report.segmentation_tables import segmentation_tables
@@ -157,6 +157,16 @@ class Segment(Dense):
             return LinearSegmenterConfig(norm=self.norm, dropout=self.head_dropout, **shared)
         joint = self.joint or default_joint(vit.depth)
         return EomtConfig(queries=self.queries, joint=joint, **shared)
+
+    def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
+        """With the sizes of the model's own head, if it is one of the kind, where the task does not set them."""
+        config, own = super().adapted_config(model, vit, classes), model.config
+        if not isinstance(config, LinearSegmenterConfig | EomtConfig) or type(own) is not type(config):
+            return config
+        unset = {"upscale": self.upscale < 0, "joint": not self.joint}
+        unset |= {name: getattr(self, name) == getattr(Segment, name) for name in ("norm", "queries")}
+        kept = {name: getattr(own, name) for name, free in unset.items() if free and hasattr(own, name)}
+        return replace(config, **kept)
 
     def build(self, model: Model) -> Model:
         return count_steps(model) if isinstance(model, Eomt) else model
