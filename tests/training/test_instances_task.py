@@ -14,11 +14,11 @@ from test_cli import run
 
 import vitkit
 from vitkit.data.order import Order
-from vitkit.data.run_lengths import mask_of, parse_counts
+from vitkit.data.run_lengths import counts_of, mask_of, parse_counts
 from vitkit.data.sources.shapes import shapes
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import BoxView
-from vitkit.data.targets import Target, Targets
+from vitkit.data.targets import Target, Targets, tight_box
 from vitkit.data.views import View, normalise
 from vitkit.metrics.overlaps import Detections, flattened, overlap, restored
 from vitkit.models.card import Preprocessing
@@ -27,7 +27,7 @@ from vitkit.models.dense.feature_map import cells_of
 from vitkit.models.dense.mask_criterion import largest_objects, shifted
 from vitkit.models.dense.segments import instances, instances_at_pixels, masks_at_pixels
 from vitkit.ops.points import even_points
-from vitkit.tasks.instances import Instances, owners
+from vitkit.tasks.instances import Instances, detected_at_pixels, owners
 from vitkit.tasks.task import Evaluation
 
 TASK = Instances(points=60, objects=3)
@@ -129,15 +129,29 @@ def test_the_largest_objects_are_kept_and_the_pixels_of_others_are_no_objects():
     assert few[1].tolist() == [[-1, -1]]
 
 
-def test_masks_at_the_pixels_of_an_image_a_few_at_a_time(monkeypatch):
-    masks, classes = torch.randn(7, 8, 12), torch.randn(7, 4)
-    fit, size = (28, 48), (91, 150)
-    whole = instances(masks_at_pixels(masks, fit, size, 4.0), classes, 6)
-    for most in (2**24, 1):
-        monkeypatch.setattr("vitkit.models.dense.segments.LARGEST", most)
-        parts = instances_at_pixels(masks, classes, fit, size, 4.0, 6)
-        assert torch.equal(parts.masks, whole.masks) and torch.equal(parts.classes, whole.classes)
-        assert torch.equal(parts.scores, whole.scores)
+@pytest.mark.parametrize("size", [(91, 150), (14, 24), (9, 200), (1, 1)])
+def test_masks_are_computed_where_they_are(size):
+    generator = torch.Generator().manual_seed(3)
+    masks, classes = torch.randn(9, 8, 12, generator=generator), torch.randn(9, 4, generator=generator)
+    for number, place in enumerate([(0, 0), (6, 11), (3, 5)]):  # at corners, in the middle, and nowhere
+        masks[number] = -1.0
+        masks[(number, *place)] = 5.0
+    masks[3], masks[4], masks[5, :, 3:] = -2.0, 3.0, -4.0
+    fit = (28, 48)
+    whole = instances(masks_at_pixels(masks, fit, size, 4.0), classes, 20)
+    parts = instances_at_pixels(masks, classes, fit, size, 4.0, 20)
+    assert torch.allclose(parts.scores, whole.scores) and torch.equal(parts.classes, whole.classes)
+    assert torch.equal(parts.masks, whole.masks) and parts.masks.any()
+    config = EomtConfig(
+        vit=vit(SIZE), classes=3, queries=9, joint=1, upscale=1, output="masks", detections=20
+    )
+    found = detected_at_pixels((masks, classes), fit, size, config, ("a", "b", "c"))
+    seen = [k for k in range(20) if whole.masks[k].any()]
+    assert [one.score for one in found] == pytest.approx(whole.scores[seen].tolist())
+    for one, k in zip(found, seen, strict=True):
+        mask = whole.masks[k].numpy()
+        assert np.array_equal(one.mask.pixels, mask) and one.box == tuple(tight_box(mask).tolist())
+        assert np.array_equal(one.mask.counts, counts_of(mask))
 
 
 def test_overlaps_survive_the_way_between_processes():

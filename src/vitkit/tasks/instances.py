@@ -209,9 +209,7 @@ class Instances(ObjectTask):
         for row, size in zip(values.float(), sizes or [view_size] * len(values), strict=True):
             fit = covered(size, view_size, model.preprocessing)
             prediction = predicted(row, view_size, config)
-            everything = detected_in(
-                segments.instances_at_pixels(*prediction, fit, size, config.cell, config.detections), names
-            )
+            everything = detected_at_pixels(prediction, fit, size, config, names)
             answers.append(Boxes(tuple(one for one in everything if one.score >= least), everything))
         return answers
 
@@ -262,14 +260,28 @@ def separated(numbers: np.ndarray) -> list[tuple[float, float, Overlap]]:
     return images
 
 
-def detected_in(ranked: segments.Instances, names: Sequence[str]) -> tuple[Detected, ...]:
-    """Instances as answers, with the boxes around their masks; without those that have no pixel."""
-    masks = ranked.masks.cpu().numpy()
+def detected_at_pixels(
+    prediction: Prediction, fit: Size, size: Size, config: EomtConfig, names: Sequence[str]
+) -> tuple[Detected, ...]:
+    """The objects of an image, best first, with the boxes around their masks; without those of no pixel.
+
+    As `segments.instances_at_pixels`, but masks are kept as run lengths, since images may be large.
+    """
+    queries, labels, scores = segments.best_pairs(prediction[1], config.detections)
+    used, rows = queries.unique(return_inverse=True)
+    found, sure = [], []
+    for (down, across), inside, mean in segments.parts_at_pixels(prediction[0][used], fit, size, config.cell):
+        pixels = inside.cpu().numpy()
+        around = tight_box(pixels)
+        box = [] if around is None else (around + [across.start, down.start] * 2).tolist()
+        whole = np.zeros((size[0], pixels.shape[1]), bool)
+        whole[down] = pixels
+        found.append((box, ObjectMask.of_columns(whole, across.start, size)))
+        sure.append(mean.to(scores))
+    scores = scores * torch.stack(sure)[rows]
     detected = []
-    for pixels, label, score in zip(masks, ranked.classes.tolist(), ranked.scores.tolist(), strict=True):
-        box = tight_box(pixels)
-        if box is not None:
-            left, top, right, bottom = box.tolist()
-            mask = ObjectMask.of(pixels)
-            detected.append(Detected(names[label], score, (left, top, right, bottom), mask))
+    for place in scores.argsort(descending=True, stable=True).tolist():
+        box, mask = found[int(rows[place])]
+        if box:
+            detected.append(Detected(names[int(labels[place])], float(scores[place]), tuple(box), mask))
     return tuple(detected)

@@ -159,7 +159,7 @@ class Segment(Dense):
         return EomtConfig(queries=self.queries, joint=joint, **shared)
 
     def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
-        """With the sizes of the model's own head, if it is one of the kind, where the task does not set them."""
+        """With the sizes of the head that the model has, if of this kind, where the task sets none."""
         own = model.config
         if self.head == "auto" and isinstance(own, EomtConfig):
             return replace(self, head="eomt").adapted_config(model, vit, classes)

@@ -38,6 +38,20 @@ class ObjectMask:
         """From a mask (H, W) bool."""
         return cls((pixels.shape[0], pixels.shape[1]), counts_of(pixels))
 
+    @classmethod
+    def of_columns(cls, pixels: np.ndarray, left: int, size: tuple[int, int]) -> "ObjectMask":
+        """From the columns (H, w) bool, from `left` on, of a mask of this size that is empty beside them."""
+        if not pixels.size:
+            return cls(size, np.array([size[0] * size[1]]))
+        counts = counts_of(pixels)
+        before, after = left * size[0], (size[1] - left - pixels.shape[1]) * size[0]
+        counts[0] += before  # a run of zeros, as every other one
+        if len(counts) % 2:
+            counts[-1] += after
+        elif after:
+            counts = np.append(counts, after)
+        return cls(size, counts)
+
     @property
     def pixels(self) -> np.ndarray:
         """The mask (H, W) bool."""
