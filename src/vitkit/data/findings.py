@@ -138,7 +138,7 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "enormous": ("note", "Images of more than 20 million pixels: {n}, e.g. {first}",
         "No action needed; copies with sides of about 1000 pixels load many times faster"),
     "long": ("note", "Images with an aspect ratio above 5:1: {n}, e.g. {first}",
-        "They are squashed to the shape of the model's input: crop them to what matters, or keep the aspect "
+        "A classifier squashes them to the shape of its input: crop them to what matters, or keep the aspect "
         "ratio and lose the ends with finetune --set evaluation_crop=centre"),
     "mode": ("note", "Images of the kind {of}: {n}, e.g. {first}",
         "No action needed: all are read as upright 8-bit RGB, first frame, transparency on white"),
