@@ -269,19 +269,19 @@ def detected_at_pixels(
     """
     queries, labels, scores = segments.best_pairs(prediction[1], config.detections)
     used, rows = queries.unique(return_inverse=True)
-    found, sure = [], []
+    objects, sure = [], []
     for (down, across), inside, mean in segments.parts_at_pixels(prediction[0][used], fit, size, config.cell):
         pixels = inside.cpu().numpy()
         around = tight_box(pixels)
         box = [] if around is None else (around + [across.start, down.start] * 2).tolist()
         whole = np.zeros((size[0], pixels.shape[1]), bool)
         whole[down] = pixels
-        found.append((box, ObjectMask.of_columns(whole, across.start, size)))
+        objects.append((box, ObjectMask.of_columns(whole, across.start, size)))
         sure.append(mean.to(scores))
     scores = scores * torch.stack(sure)[rows]
     detected = []
     for place in scores.argsort(descending=True, stable=True).tolist():
-        box, mask = found[int(rows[place])]
+        box, mask = objects[int(rows[place])]
         if box:
             detected.append(Detected(names[int(labels[place])], float(scores[place]), tuple(box), mask))
     return tuple(detected)
