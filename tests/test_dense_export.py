@@ -1,21 +1,23 @@
 """Exported detectors and segmenters: the same boxes and masks from the file, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from dense_models import NAMES, detector, instance_segmenter, photograph, segmenter
+from dense_models import NAMES, detector, instance_segmenter, model_of, photograph, segmenter, vit
 from PIL import Image
 from refusals import refused
 from test_cli import run
 
 import vitkit
-from vitkit.commands.export import export
+from vitkit.commands.export import at_size, export
 from vitkit.inference.agreement import agreement
 from vitkit.inference.export import describe_export, runner
 from vitkit.inference.exported import open_exported
 from vitkit.inference.graphs import Form
+from vitkit.models.dense.eomt import EomtConfig
 from vitkit.tasks.detect import Detect
 from vitkit.tasks.segment import Segment
 
@@ -90,6 +92,27 @@ def test_a_program_of_torch_and_another_image_size(make, tmp_path):
     assert made.compared[0].size == (48, 64) and made.compared[0].result.largest < 1e-5
     images = torch.randint(0, 256, (3, 3, 48, 64), dtype=torch.uint8)
     assert len(runner(model, Form(), tmp_path / "m.pt2")(images)) == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        detector,
+        lambda: detector(kind="yolos"),
+        lambda: segmenter(upscale=0, norm="batch", window=16),
+        lambda: model_of(EomtConfig(vit=vit(), classes=len(NAMES), queries=5, joint=1, upscale=2)),
+        instance_segmenter,
+    ],
+)
+def test_another_image_size_changes_nothing_but_the_positions_of_patches(make):
+    model = make()
+    images = torch.rand(1, 3, 32, 48)
+    assert torch.equal(at_size(model, (32, 48))(images), model(images))
+    other = at_size(model, (48, 64))
+    assert other.config == replace(model.config, vit=replace(model.config.vit, image_size=(48, 64)))
+    assert (other.labels, other.task) == (model.labels, model.task)
+    own = {name: tensor for name, tensor in model.state_dict().items() if name != "vit.positions.table"}
+    assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in own.items())
 
 
 @pytest.mark.parametrize("make", [detector, segmenter])

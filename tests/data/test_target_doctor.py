@@ -176,6 +176,20 @@ def test_masks_in_black_and_white(tmp_path):
     assert "mask-white" in kinds(report) and not report.ok
 
 
+@pytest.mark.parametrize("value", [1, 255])
+def test_masks_of_a_single_class_are_refused_before_training(tmp_path, value):
+    for n in range(3):
+        write_photo(tmp_path / f"images/{n}.png", n)
+        write_mask(tmp_path / f"masks/{n}.png", random_mask(n, 2) * value)
+    (tmp_path / "classes.txt").write_text("cell\n", "utf-8")
+    report = examined(tmp_path, deep=False)
+    assert "mask-alone" in kinds(report) and not report.ok
+    with refused("data.classes", "cell"):
+        usable(open_data(tmp_path), "x", "mask")
+    (tmp_path / "classes.txt").write_text("background\ncell\n", "utf-8")
+    assert "mask-alone" not in kinds(examined(tmp_path, deep=False))
+
+
 def test_quick_looks_at_no_image_and_training_accepts_what_the_doctor_accepts(tmp_path):
     folder = masks(tmp_path)
     write_mask(folder / "masks/train/stray.png", random_mask(1, 2))

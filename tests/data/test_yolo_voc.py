@@ -132,6 +132,7 @@ def test_damaged_lines_are_refused_with_their_number(tmp_path, line):
         ("train: images/train\nnames: !!python/name:os.system\n", "data.labels"),
         ("train: images/train\nnames: [cat, dog\nval: x\n", "data.labels"),
         ("train: images/train\nnames: [cat]\nnames: [dog]\n", "data.labels"),
+        ("train: images/train\nnames: [cat, dog]\nkpt_shape: [4, 2]\n", "data.labels"),
     ],
 )
 def test_configurations_that_are_wrong_are_refused(tmp_path, config, code):

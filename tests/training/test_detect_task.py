@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import vitkit
 from vitkit.data.sources.source import Source
 from vitkit.data.targets import Target, Targets
 from vitkit.data.views import View
@@ -79,6 +80,16 @@ def test_a_detector_with_other_classes_keeps_all_but_the_class_layer(head):
     assert all(torch.equal(before[n], t) for n, t in same.state_dict().items())
 
 
+def test_what_the_task_sets_is_changed_in_fcos():
+    own = detector(Detect(overlap=0.4))
+    assert Detect().adapt(own, own.labels, (64, 64), 0).config == own.config
+    new = Detect(detections=7, overlap=0.5).adapt(own, own.labels, (64, 64), 0)
+    assert new.config == replace(own.config, detections=7, overlap=0.5)
+    kept = own.state_dict()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in new.state_dict().items())
+    assert Detect(channels=16).adapt(own, own.labels, (64, 64), 0).config.head_width == 16
+
+
 def test_yolos_keeps_its_middle_positions_at_another_size():
     vit = ViTConfig(**VIT, classes=0)
     old = fresh(YolosConfig(vit=vit, classes=4, detections=6, middle_size=(64, 64)), seed=0)
@@ -120,6 +131,19 @@ def test_answers_are_boxes_above_the_threshold():
         {"image_id": 7, "category_id": 8, "bbox": [10, 5, 20, 20], "score": pytest.approx(0.9)}
     ]
     assert "1 dot" in first.text("a.png") and "no objects" in second.text("b.png", alone=True)
+
+
+@pytest.mark.parametrize(
+    "threshold, shown, own",
+    [(0.3, [0.9], 0), (0.05, [0.9, 0.1], 0.05), (0.95, [], 0.95), (0, [0.9, 0.1], 1e-9)],
+)
+def test_a_model_keeps_the_threshold_of_its_training(threshold, shown, own, tmp_path):
+    vitkit.save(Detect(threshold=threshold).build(detector()), tmp_path / "m.safetensors")
+    model, values = vitkit.load(tmp_path / "m.safetensors"), torch.zeros(1, 100, 6)
+    values[0, :2, 2:5] = torch.tensor([[1, 1, 0.9], [1, 1, 0.1]])
+    (answer,) = task_of(model).answers(model, values, 1)
+    assert model.reject_below == own
+    assert [one.score for one in answer.detections] == pytest.approx(shown)
 
 
 def evaluation(model, data, rows):

@@ -14,11 +14,11 @@ from test_cli import run
 
 import vitkit
 from vitkit.data.order import Order
-from vitkit.data.run_lengths import mask_of, parse_counts
+from vitkit.data.run_lengths import counts_of, mask_of, parse_counts
 from vitkit.data.sources.shapes import shapes
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import BoxView
-from vitkit.data.targets import Target, Targets
+from vitkit.data.targets import Target, Targets, tight_box
 from vitkit.data.views import View, normalise
 from vitkit.metrics.overlaps import Detections, flattened, overlap, restored
 from vitkit.models.card import Preprocessing
@@ -27,7 +27,7 @@ from vitkit.models.dense.feature_map import cells_of
 from vitkit.models.dense.mask_criterion import largest_objects, shifted
 from vitkit.models.dense.segments import instances, instances_at_pixels, masks_at_pixels
 from vitkit.ops.points import even_points
-from vitkit.tasks.instances import Instances, owners
+from vitkit.tasks.instances import Instances, detected_at_pixels, owners
 from vitkit.tasks.task import Evaluation
 
 TASK = Instances(points=60, objects=3)
@@ -129,15 +129,29 @@ def test_the_largest_objects_are_kept_and_the_pixels_of_others_are_no_objects():
     assert few[1].tolist() == [[-1, -1]]
 
 
-def test_masks_at_the_pixels_of_an_image_a_few_at_a_time(monkeypatch):
-    masks, classes = torch.randn(7, 8, 12), torch.randn(7, 4)
-    fit, size = (28, 48), (91, 150)
-    whole = instances(masks_at_pixels(masks, fit, size, 4.0), classes, 6)
-    for most in (2**24, 1):
-        monkeypatch.setattr("vitkit.models.dense.segments.LARGEST", most)
-        parts = instances_at_pixels(masks, classes, fit, size, 4.0, 6)
-        assert torch.equal(parts.masks, whole.masks) and torch.equal(parts.classes, whole.classes)
-        assert torch.equal(parts.scores, whole.scores)
+@pytest.mark.parametrize("size", [(91, 150), (14, 24), (9, 200), (1, 1)])
+def test_masks_are_computed_where_they_are(size):
+    generator = torch.Generator().manual_seed(3)
+    masks, classes = torch.randn(9, 8, 12, generator=generator), torch.randn(9, 4, generator=generator)
+    for number, place in enumerate([(0, 0), (6, 11), (3, 5)]):  # at corners, in the middle, and nowhere
+        masks[number] = -1.0
+        masks[(number, *place)] = 5.0
+    masks[3], masks[4], masks[5, :, 3:] = -2.0, 3.0, -4.0
+    fit = (28, 48)
+    whole = instances(masks_at_pixels(masks, fit, size, 4.0), classes, 20)
+    parts = instances_at_pixels(masks, classes, fit, size, 4.0, 20)
+    assert torch.allclose(parts.scores, whole.scores) and torch.equal(parts.classes, whole.classes)
+    assert torch.equal(parts.masks, whole.masks) and parts.masks.any()
+    config = EomtConfig(
+        vit=vit(SIZE), classes=3, queries=9, joint=1, upscale=1, output="masks", detections=20
+    )
+    found = detected_at_pixels((masks, classes), fit, size, config, ("a", "b", "c"))
+    seen = [k for k in range(20) if whole.masks[k].any()]
+    assert [one.score for one in found] == pytest.approx(whole.scores[seen].tolist())
+    for one, k in zip(found, seen, strict=True):
+        mask = whole.masks[k].numpy()
+        assert np.array_equal(one.mask.pixels, mask) and one.box == tuple(tight_box(mask).tolist())
+        assert np.array_equal(one.mask.counts, counts_of(mask))
 
 
 def test_overlaps_survive_the_way_between_processes():
@@ -168,8 +182,10 @@ def source(kinds=("boxes", "instances")):
 
 
 def test_evaluation_compares_the_objects_that_are_answered():
-    config = EomtConfig(vit=vit((48, 48)), classes=4, queries=6, joint=1, upscale=1, output="masks")
-    model, task, indices = model_of(config), Instances(points=50, detections=9), range(6)
+    config = EomtConfig(
+        vit=vit((48, 48)), classes=4, queries=6, joint=1, upscale=1, output="masks", detections=9
+    )
+    model, task, indices = model_of(config), Instances(points=50), range(6)
     model.labels = source().classes
     pictures = [Image.fromarray(source().fetch(i)).resize((48, 48)) for i in indices]
     images = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
@@ -222,6 +238,16 @@ def test_a_new_model_takes_the_blocks_of_another_eomt_and_the_queries_of_the_tas
     assert (new.config.joint, new.config.upscale, new.config.output) == (2, 2, "masks")
     assert torch.equal(new.queries, own.queries) and new.config.task == "instances"
     assert Instances().adapt(own, ("a", "b"), SIZE, 0).config.queries == 200
+
+
+def test_a_model_keeps_its_threshold_and_how_many_objects_it_answers_with(tmp_path):
+    task, start = Instances(detections=2, threshold=0.001), model_of(EomtConfig(vit=vit(SIZE), joint=1))
+    new = task.build(task.adapt(start, NAMES, SIZE, 0))
+    assert new.config.detections == 2 and new.reject_below == 0.001
+    model, image = instance_segmenter(detections=2, queries=30), photograph(40, 60)
+    assert len(vitkit.predict(model, image, reject=0.0)) == 2
+    model.reject_below = 0.999
+    assert vitkit.predict(model, image) == []
 
 
 @pytest.mark.parametrize("kinds", [("boxes",), ("mask",), ()])

@@ -1,5 +1,7 @@
 """The task of segmentation: heads learn drawn shapes, are evaluated at full size, and answer with masks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -170,6 +172,26 @@ def test_models_lose_what_only_a_classifier_reads(vit):
     model = model_of(Segment(), vit).train()
     model(torch.randn(1, 3, 48, 64)).square().sum().backward()
     assert not [name for name, p in model.named_parameters() if p.grad is None]
+
+
+@pytest.mark.parametrize(
+    "task, other",
+    [
+        (Segment(upscale=0, norm="batch"), Segment(upscale=1)),
+        (Segment(head="eomt", queries=7, joint=2, upscale=2), Segment(queries=9)),
+    ],
+    ids=["linear", "eomt"],
+)
+def test_a_model_keeps_the_sizes_of_its_own_head(task, other):
+    own, again = model_of(task), Segment()
+    torch.nn.init.normal_(own.vit.project.bias)
+    new = again.adapt(own, LABELS, (48, 64), 1)
+    state = own.state_dict()
+    assert new.config == own.config
+    assert all(torch.equal(state[name], tensor) for name, tensor in new.state_dict().items())
+    changed = {"upscale": other.upscale} if other.upscale >= 0 else {"queries": other.queries}
+    assert other.adapt(own, LABELS, (48, 64), 1).config == replace(own.config, **changed)
+    assert isinstance(Segment(head="linear").adapt(own, LABELS, (48, 64), 1), LinearSegmenter)
 
 
 def test_options_are_checked():

@@ -24,6 +24,7 @@ from vitkit.models.dense.dense_model import DenseModel
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.report.terminal import say, warn
+from vitkit.tasks.shared.dense import resized
 from vitkit.tasks.task import task_of
 
 CHECKED, CALIBRATED = 16, 128  # maximum number of images
@@ -127,10 +128,7 @@ def at_size(model: Model, image_size: tuple[int, int]) -> Model:
     """The model for images of another size; positions are resized."""
     if not isinstance(model, DenseModel):
         return adapt(model, image_size=image_size)
-    task = task_of(model)
-    resized = task.adapt(model, model.labels, image_size, 0)
-    resized.labels, resized.task, resized.reject_below = model.labels, model.task, model.reject_below
-    return resized.eval()
+    return resized(model, image_size).eval()
 
 
 def check_output(model: Model, out: Path, form: Form, *, compiled: bool, calibrated: bool) -> None:

@@ -20,7 +20,13 @@ from vitkit.data.findings import Finding, find, some
 from vitkit.data.loader import BadFiles, TooManyBad
 from vitkit.data.names import folded
 from vitkit.data.sources.source import Lazy, Source
-from vitkit.data.target_checks import annotation_notes, check_kind, examine_targets, nothing_annotated
+from vitkit.data.target_checks import (
+    annotation_notes,
+    check_kind,
+    examine_targets,
+    nothing_annotated,
+    single_class,
+)
 from vitkit.errors import Error
 
 REFUSED_AS = {"nothing-to-test": "data.empty", "nothing-annotated": "data.labels"}
@@ -242,6 +248,7 @@ def structure(
     if any(source.targets for source in splits.values()):  # their images have no label of their own
         yield from annotation_notes(splits)
         yield from nothing_annotated(splits)
+        yield from single_class(splits)
         return
     alike: dict[str, list[str]] = {}
     classes = sorted(set(chain(*counts.values())))

@@ -64,6 +64,9 @@ KINDS = {  # severity, text, remedy; a remedy is one line
         "which the overall accuracy hides"),
     "bad-annotation": ("error", "Images whose mask or boxes cannot be used: {n}, e.g. {first}",
         "Correct the annotation, or delete it with its image; " + LISTED),
+    "mask-alone": ("error", "Classes of the masks of {split}: only {classes}",
+        "List the background too, as the first class if its pixels are 0: a model that knows one class "
+        "answers with it everywhere, and pixels of {ignored} are ignored, so they teach nothing"),
     "mask-white": ("error", "Masks of {split}: only the numbers 0 and 255, and 255 is ignored",
         "Save the foreground as 1, the number of the second class: numpy.where(mask == 255, 1, 0)"),
     "exif-unclear": ("warning", "Images that EXIF turns, with annotations of either picture: {n}, e.g. "
@@ -135,7 +138,7 @@ KINDS = {  # severity, text, remedy; a remedy is one line
     "enormous": ("note", "Images of more than 20 million pixels: {n}, e.g. {first}",
         "No action needed; copies with sides of about 1000 pixels load many times faster"),
     "long": ("note", "Images with an aspect ratio above 5:1: {n}, e.g. {first}",
-        "They are squashed to the shape of the model's input: crop them to what matters, or keep the aspect "
+        "A classifier squashes them to the shape of its input: crop them to what matters, or keep the aspect "
         "ratio and lose the ends with finetune --set evaluation_crop=centre"),
     "mode": ("note", "Images of the kind {of}: {n}, e.g. {first}",
         "No action needed: all are read as upright 8-bit RGB, first frame, transparency on white"),

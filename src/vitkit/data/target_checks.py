@@ -206,6 +206,13 @@ def nothing_annotated(splits: Mapping[str, Source]) -> Iterator[Finding]:
             yield find("nothing-annotated", split=split, count=f"{len(source):,}")
 
 
+def single_class(splits: Mapping[str, Source]) -> Iterator[Finding]:
+    """Splits with masks of a single class, of which nothing can be learned."""
+    for split, source in splits.items():
+        if source.targets and "mask" in source.targets.kinds and len(source.classes) == 1:
+            yield find("mask-alone", classes=source.classes, split=split, ignored=str(IGNORE))
+
+
 def has_boxes(source: Source) -> bool:
     return source.targets is not None and "boxes" in source.targets.kinds
 

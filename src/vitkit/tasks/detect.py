@@ -30,7 +30,7 @@ from vitkit.models.vit import ViTConfig
 from vitkit.ops.boxes import centres
 from vitkit.options import Range
 from vitkit.tasks.shared.dense import covered
-from vitkit.tasks.shared.object_task import Boxes, Detected, ObjectTask
+from vitkit.tasks.shared.object_task import USUAL, Boxes, Detected, ObjectTask, keep_threshold
 from vitkit.tasks.task import (
     Answer,
     Batch,
@@ -112,7 +112,7 @@ class Detect(ObjectTask):
 
     head: str = "auto"  # fcos, which learns from few images; yolos; rf-detr; auto: as the weights, else fcos
     scale: tuple[float, float] = (0.5, 2.0)  # of training images, relative to the size that fits the view
-    threshold: float = 0.3  # the least score of a box that is an answer
+    threshold: float = USUAL  # the least score of a box that is an answer
     overlap: float = 0.6  # IoU above which FCOS drops the box of lower score of the same class
     detections: int = 100  # boxes of an image, and tokens of a new YOLOS; a new RF-DETR has 300 queries
     channels: int = 0  # of the pyramid and head of FCOS; 0: 128 for a narrow ViT, 256 for others
@@ -144,12 +144,24 @@ class Detect(ObjectTask):
         return fcos_config(vit, classes, detections=self.detections, overlap=self.overlap, **width)
 
     def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
-        """As the model's own detector, if it is one of the kind that is asked for."""
+        """As the model's own detector, if it is one of the kind that is asked for.
+
+        Of FCOS, what the task sets is changed: the detections, the overlap and the channels.
+        """
         own = model.config
-        if isinstance(own, Detector) and self.head in ("auto", own.kind.lower()):
-            assert isinstance(vit.config, ViTConfig)
-            return replace(own, vit=vit.config, classes=classes)
-        return super().adapted_config(model, vit, classes)
+        if not isinstance(own, Detector) or self.head not in ("auto", own.kind.lower()):
+            return super().adapted_config(model, vit, classes)
+        assert isinstance(vit.config, ViTConfig)
+        names = {"detections": "detections", "overlap": "overlap", "channels": "head_width"}
+        changed = {
+            field: getattr(self, name) for name, field in names.items()
+            if isinstance(own, FcosConfig) and getattr(self, name) != getattr(Detect, name)
+        }  # fmt: skip
+        return replace(own, vit=vit.config, classes=classes, **changed)
+
+    def build(self, model: Model) -> Model:
+        keep_threshold(model, self.threshold)
+        return model
 
     # training and evaluation
 

@@ -29,7 +29,14 @@ from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
 from vitkit.tasks.shared.dense import covered
 from vitkit.tasks.shared.eomt_training import MaskObjective, advance, begin, count_steps, with_draws
-from vitkit.tasks.shared.object_task import Boxes, Detected, ObjectMask, ObjectTask
+from vitkit.tasks.shared.object_task import (
+    USUAL,
+    Boxes,
+    Detected,
+    ObjectMask,
+    ObjectTask,
+    keep_threshold,
+)
 from vitkit.tasks.task import Answer, Batch, Evaluation, Likeness, Prepare, Sizes, register
 
 
@@ -58,7 +65,7 @@ class Instances(ObjectTask):
     mask_weight: float = 5.0  # of cross-entropy, dice and the classes of masks
     dice_weight: float = 5.0
     class_weight: float = 2.0
-    threshold: float = 0.3  # the least score of an object that is an answer
+    threshold: float = USUAL  # the least score of an object that is an answer
     detections: int = 100  # of an image, the best ones
 
     # data
@@ -77,6 +84,7 @@ class Instances(ObjectTask):
         return EomtConfig(
             vit=vit, classes=classes, queries=self.queries, joint=self.joint or default_joint(vit.depth),
             upscale=default_upscale(vit.stride) if self.upscale < 0 else self.upscale, output="masks",
+            detections=self.detections,
         )  # fmt: skip
 
     def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
@@ -89,6 +97,7 @@ class Instances(ObjectTask):
 
     def build(self, model: Model) -> Model:
         assert isinstance(model, Eomt)
+        keep_threshold(model, self.threshold)
         return count_steps(model)
 
     # training
@@ -136,7 +145,7 @@ class Instances(ObjectTask):
                 prediction = predicted(context.place({"row": row})["row"], view_size, model.config)
                 fit = covered(target.size, view_size, model.preprocessing)
                 ranked = segments.instances_at_pixels(
-                    *prediction, fit, target.size, model.config.cell, self.detections
+                    *prediction, fit, target.size, model.config.cell, model.config.detections
                 )
                 detected = Detections(
                     scores=ranked.scores.double().cpu().numpy(), classes=ranked.classes.cpu().numpy(),
@@ -200,9 +209,7 @@ class Instances(ObjectTask):
         for row, size in zip(values.float(), sizes or [view_size] * len(values), strict=True):
             fit = covered(size, view_size, model.preprocessing)
             prediction = predicted(row, view_size, config)
-            everything = detected_in(
-                segments.instances_at_pixels(*prediction, fit, size, config.cell, self.detections), names
-            )
+            everything = detected_at_pixels(prediction, fit, size, config, names)
             answers.append(Boxes(tuple(one for one in everything if one.score >= least), everything))
         return answers
 
@@ -253,14 +260,28 @@ def separated(numbers: np.ndarray) -> list[tuple[float, float, Overlap]]:
     return images
 
 
-def detected_in(ranked: segments.Instances, names: Sequence[str]) -> tuple[Detected, ...]:
-    """Instances as answers, with the boxes around their masks; without those that have no pixel."""
-    masks = ranked.masks.cpu().numpy()
+def detected_at_pixels(
+    prediction: Prediction, fit: Size, size: Size, config: EomtConfig, names: Sequence[str]
+) -> tuple[Detected, ...]:
+    """The objects of an image, best first, with the boxes around their masks; without those of no pixel.
+
+    As `segments.instances_at_pixels`, but masks are kept as run lengths, since images may be large.
+    """
+    queries, labels, scores = segments.best_pairs(prediction[1], config.detections)
+    used, rows = queries.unique(return_inverse=True)
+    objects, sure = [], []
+    for (down, across), inside, mean in segments.parts_at_pixels(prediction[0][used], fit, size, config.cell):
+        pixels = inside.cpu().numpy()
+        around = tight_box(pixels)
+        box = [] if around is None else (around + [across.start, down.start] * 2).tolist()
+        whole = np.zeros((size[0], pixels.shape[1]), bool)
+        whole[down] = pixels
+        objects.append((box, ObjectMask.of_columns(whole, across.start, size)))
+        sure.append(mean.to(scores))
+    scores = scores * torch.stack(sure)[rows]
     detected = []
-    for pixels, label, score in zip(masks, ranked.classes.tolist(), ranked.scores.tolist(), strict=True):
-        box = tight_box(pixels)
-        if box is not None:
-            left, top, right, bottom = box.tolist()
-            mask = ObjectMask.of(pixels)
-            detected.append(Detected(names[label], score, (left, top, right, bottom), mask))
+    for place in scores.argsort(descending=True, stable=True).tolist():
+        box, mask = objects[int(rows[place])]
+        if box:
+            detected.append(Detected(names[int(labels[place])], float(scores[place]), tuple(box), mask))
     return tuple(detected)

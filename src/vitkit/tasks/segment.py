@@ -39,7 +39,7 @@ from vitkit.models.dense.feature_map import (
 from vitkit.models.dense.linear_segmenter import NORMS, LinearSegmenterConfig
 from vitkit.models.dense.mask_criterion import MaskCriterion, objects_of_classes
 from vitkit.models.dense.pixel_loss import IGNORE, pixel_loss
-from vitkit.models.variants import Model
+from vitkit.models.variants import Backbone, Config, Model
 from vitkit.models.vit import ViTConfig
 from vitkit.options import Range
 from vitkit.report.segmentation_tables import segmentation_tables
@@ -62,7 +62,7 @@ from vitkit.tasks.task import (
     register,
 )
 
-HEADS = ("linear", "eomt")
+HEADS = ("auto", "linear", "eomt")
 INFERENCE = ("resize", "windows")
 WEIGHTING = ("none", "rare")
 LARGEST = 2**22  # logits at the pixels of an image that are in memory at a time; more are slower on a CPU
@@ -91,7 +91,7 @@ class Segment(Dense):
         "points": Range(4, 2**20), "objects": Range(1, 256), "scale": Range(0, 10, above=True),
     }  # fmt: skip
 
-    head: str = "linear"  # or eomt: queries in the last blocks
+    head: str = "auto"  # linear; eomt, queries in the last blocks; auto: as the weights, else linear
     upscale: int = -1  # blocks that double the resolution; -1: to cells of about 4 pixels
     inference: str = "resize"  # or windows: images are resized to cover the image size, and cut into windows
     window: int = 0  # side of training crops and of the windows of predictions; 0: the image size
@@ -153,10 +153,23 @@ class Segment(Dense):
         shared: dict[str, Any] = {
             "vit": vit, "classes": classes, "upscale": upscale, "window": self.window,
         }  # fmt: skip
-        if self.head == "linear":
+        if self.head != "eomt":
             return LinearSegmenterConfig(norm=self.norm, dropout=self.head_dropout, **shared)
         joint = self.joint or default_joint(vit.depth)
         return EomtConfig(queries=self.queries, joint=joint, **shared)
+
+    def adapted_config(self, model: Model, vit: Backbone, classes: int) -> Config:
+        """With the sizes of the head that the model has, if of this kind, where the task sets none."""
+        own = model.config
+        if self.head == "auto" and isinstance(own, EomtConfig):
+            return replace(self, head="eomt").adapted_config(model, vit, classes)
+        config = super().adapted_config(model, vit, classes)
+        if not isinstance(config, LinearSegmenterConfig | EomtConfig) or type(own) is not type(config):
+            return config
+        unset = {"upscale": self.upscale < 0, "joint": not self.joint}
+        unset |= {name: getattr(self, name) == getattr(Segment, name) for name in ("norm", "queries")}
+        kept = {name: getattr(own, name) for name, free in unset.items() if free and hasattr(own, name)}
+        return replace(config, **kept)
 
     def build(self, model: Model) -> Model:
         return count_steps(model) if isinstance(model, Eomt) else model

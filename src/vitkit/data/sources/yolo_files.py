@@ -94,7 +94,13 @@ def open_yolo(tree: Tree) -> dict[str, Source]:
 def from_yaml(tree: Tree, config: str) -> Setup:
     """The splits and classes of a data.yaml."""
     where = f"{tree.place}, {config}"
-    values = read_yaml(tree.text(config, 2**20), where, ("path", "nc", "names", *SPLITS))
+    values = read_yaml(tree.text(config, 2**20), where, ("path", "nc", "names", "kpt_shape", *SPLITS))
+    if values.get("kpt_shape"):
+        raise Error(
+            f"{where}: kpt_shape, so lines have keypoints after their boxes, which look like polygons; "
+            "delete the keypoints and this key, or export boxes",
+            code="data.labels",
+        )
     classes = class_names(values, where)
     splits: dict[str, list[str]] = {}
     absent = []

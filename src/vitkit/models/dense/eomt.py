@@ -46,13 +46,15 @@ class EomtConfig(DenseConfig):
     upscale: int = 2  # upscaling blocks: each doubles the resolution of masks
     window: int = 0  # side of the windows in which larger images are predicted; 0: in one piece
     output: str = "semantic"  # what a prediction returns: scores of classes, or all masks for instances
+    detections: int = 100  # of instances: objects of an image that are answered, the best ones
 
     def __post_init__(self) -> None:
         if self.output not in OUTPUTS:
             raise ConfigError(f"output must be one of {', '.join(OUTPUTS)}, not {self.output!r}")
-        if self.queries < 1 or not 0 <= self.upscale <= 4:
+        if min(self.queries, self.detections) < 1 or not 0 <= self.upscale <= 4:
             raise ConfigError(
-                f"{self.queries} queries and {self.upscale} upscaling blocks: expected 1 or more, 0 to 4"
+                f"{self.queries} queries, {self.detections} detections and {self.upscale} upscaling blocks: "
+                "expected 1 or more of the first two, and 0 to 4 blocks"
             )
         if not 1 <= self.joint <= self.vit.depth:
             raise ConfigError(

@@ -142,23 +142,34 @@ def axis_weights(
     return first.long(), (first + 1).clamp(max=cells - 1).long(), place - first
 
 
-def resized_maps(maps: Tensor, fit: Size, size: Size, cell: float, rows: slice = slice(None)) -> Tensor:
-    """Some rows of maps (C, h, w) at the pixels of the original image, (C, rows, W); bilinear.
+def axes_at_pixels(fit: Size, size: Size, cell: float) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """`axis_weights` of the height and of the width, for the pixels of the original image.
 
     fit   the pixels of the model's input that the image covers, from the top left; the rest is padding
     size  height and width of the original image
     """
-    axes = []
-    for length, pixels, own in zip(cells_of(fit, cell), size, fit, strict=True):
-        axes.append(axis_weights(length, pixels, cell * pixels / own))
+    sides = zip(cells_of(fit, cell), size, fit, strict=True)
+    return [axis_weights(length, pixels, cell * pixels / own) for length, pixels, own in sides]
+
+
+def resized_maps(
+    maps: Tensor, fit: Size, size: Size, cell: float, rows: slice = slice(None),
+    columns: slice = slice(None),
+) -> Tensor:  # fmt: skip
+    """Some rows and columns of maps (C, h, w) at the pixels of the original image; bilinear.
+
+    fit, size: see `axes_at_pixels`
+    """
+    axes = axes_at_pixels(fit, size, cell)
     down, along = (share.to(maps) for _, _, share in axes)
     top, bottom = axes[0][0][rows], axes[0][1][rows]
     first, last = int(top[0]), int(bottom[-1]) + 1  # cells that these rows lie between
     left, right, top, bottom = (
-        index.to(maps.device) for index in (*axes[1][:2], top - first, bottom - first)
+        index.to(maps.device)
+        for index in (axes[1][0][columns], axes[1][1][columns], top - first, bottom - first)
     )
     lines = maps[:, first:last]  # along rows of cells first, which are fewer than rows of pixels
-    lines = lines[..., left].lerp(lines[..., right], along)
+    lines = lines[..., left].lerp(lines[..., right], along[columns])
     return lines[:, top].lerp(lines[:, bottom], down[rows, None])
 
 

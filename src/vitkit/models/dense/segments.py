@@ -2,15 +2,13 @@
 
 # Q queries, N kept ones, K classes; H, W pixels
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vitkit.models.dense.feature_map import Size, cells_of, resized_maps
-
-LARGEST = 2**22  # logits at the pixels of an image that are in memory at a time; more are slower on a CPU
+from vitkit.models.dense.feature_map import Size, axes_at_pixels, cells_of, resized_maps
 
 CONFIDENT = 0.8  # the least score of a query that becomes a segment
 VISIBLE = 0.8  # the least share of its own mask that a segment keeps
@@ -92,14 +90,47 @@ def instances_at_pixels(
 ) -> Instances:
     """`instances` at the pixels of the original image, (N, H, W), from logits of masks (Q, h, w).
 
-    Only masks of the best pairs are resized, a few at a time. fit, size: see `masks_at_pixels`
+    fit, size: see `masks_at_pixels`
     """
     queries, labels, scores = best_pairs(classes, best)
     used, rows = queries.unique(return_inverse=True)
-    some = max(1, LARGEST // (size[0] * size[1]))
-    parts = [inside_of(masks_at_pixels(masks[part], fit, size, cell)) for part in used.split(some)]
-    inside, sure = (torch.cat(values) for values in zip(*parts, strict=True))
+    inside = torch.zeros(len(used), *size, dtype=torch.bool, device=masks.device)
+    sure = torch.zeros(len(used), device=masks.device)
+    for number, (place, part, mean) in enumerate(parts_at_pixels(masks[used], fit, size, cell)):
+        inside[number][place], sure[number] = part, mean
     return ranked(rows, labels, scores, inside, sure)
+
+
+def parts_at_pixels(
+    masks: Tensor, fit: Size, size: Size, cell: float
+) -> Iterator[tuple[tuple[slice, slice], Tensor, Tensor]]:
+    """Of each mask the rows and columns of the original image that hold it, and there `inside_of`.
+
+    A pixel is in no mask if none of the cells around it is, so only the others are computed, for one mask at
+    a time: of a large image they are many. masks: logits (Q, h, w); fit, size: see `masks_at_pixels`
+    """
+    h, w = cells_of(fit, cell)
+    masks = masks[:, :h, :w]
+    down, across = axes_at_pixels(fit, size, cell)
+    spans = zip(touched((masks > 0).any(2), down), touched((masks > 0).any(1), across), strict=True)
+    for mask, (rows, columns) in zip(masks, spans, strict=True):
+        if rows.start == rows.stop:
+            yield (rows, columns), mask.new_zeros(0, 0, dtype=torch.bool), mask.new_zeros(())
+            continue
+        inside, sure = inside_of(resized_maps(mask[None], fit, size, cell, rows, columns))
+        yield (rows, columns), inside[0], sure[0]
+
+
+def touched(cells: Tensor, axis: tuple[Tensor, Tensor, Tensor]) -> list[slice]:
+    """For each row of cells (Q, l) the pixels along this axis that lie next to any True one."""
+    number = torch.arange(1, cells.shape[1] + 1, device=cells.device)
+    last = (cells * number).amax(1).cpu() - 1
+    first = cells.shape[1] - (cells * number.flip(0)).amax(1).cpu()
+    before, after = (part.contiguous() for part in axis[:2])
+    starts = torch.searchsorted(after, first).tolist()
+    stops = torch.searchsorted(before, last, right=True).tolist()
+    return [slice(a, max(a, b)) if a < axis[0].numel() else slice(0, 0)
+            for a, b in zip(starts, stops, strict=True)]  # fmt: skip
 
 
 def best_pairs(classes: Tensor, best: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -157,6 +157,19 @@ class Dense(Task):
         return [source.targets.read(index) for index in indices.tolist()]
 
 
+def resized(model: DenseModel, image_size: Size) -> DenseModel:
+    """The same model for images of another size: of its parameters only positions in the image change."""
+    vit = adapt(backbone(model), classes=0, image_size=image_size)
+    assert isinstance(vit.config, ViTConfig)
+    new = fresh(replace(model.config, vit=vit.config), seed=0)
+    assert isinstance(new, DenseModel)
+    kept = model.state_dict() | {f"vit.{name}": tensor for name, tensor in vit.state_dict().items()}
+    new.load_state_dict({name: kept[name] for name in new.state_dict()}, assign=True)
+    for name in ("labels", "task", "reject_below", "preprocessing", "origin"):
+        setattr(new, name, getattr(model, name))
+    return new.train(model.training)
+
+
 def covered(size: Size, view_size: Size, preprocessing: Preprocessing, patch: int = 1) -> Size:
     """The height and width of what an image covers of its view, from the top left; or of all its windows."""
     if preprocessing.resize == "crop":

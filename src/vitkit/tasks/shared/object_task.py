@@ -22,6 +22,7 @@ from vitkit.report.terminal import printable
 from vitkit.tasks.shared.dense import Dense
 from vitkit.tasks.task import Answer, Headline, Outputs, describe_images
 
+USUAL, LEAST = 0.3, 1e-9  # threshold of models without one of their own, where 0 stands for none
 CURVES = 8  # classes of which a report draws the curve
 
 
@@ -36,6 +37,20 @@ class ObjectMask:
     def of(cls, pixels: np.ndarray) -> "ObjectMask":
         """From a mask (H, W) bool."""
         return cls((pixels.shape[0], pixels.shape[1]), counts_of(pixels))
+
+    @classmethod
+    def of_columns(cls, pixels: np.ndarray, left: int, size: tuple[int, int]) -> "ObjectMask":
+        """From the columns (H, w) bool, from `left` on, of a mask of this size that is empty beside them."""
+        if not pixels.size:
+            return cls(size, np.array([size[0] * size[1]]))
+        counts = counts_of(pixels)
+        before, after = left * size[0], (size[1] - left - pixels.shape[1]) * size[0]
+        counts[0] += before  # a run of zeros, as every other one
+        if len(counts) % 2:
+            counts[-1] += after
+        elif after:
+            counts = np.append(counts, after)
+        return cls(size, counts)
 
     @property
     def pixels(self) -> np.ndarray:
@@ -121,6 +136,11 @@ class Boxes(Answer):
             entry = {"image_id": image_id, "category_id": categories[one.label], **place, "score": one.score}
             results.append(entry)
         return results
+
+
+def keep_threshold(model: Model, threshold: float) -> None:
+    """Let a model keep the least score of its answers, if it is not the usual one."""
+    model.reject_below = 0.0 if threshold == USUAL else max(threshold, LEAST)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,9 +223,10 @@ def unsupported_hf(config: Config) -> str:
 
 
 def native(config: Config) -> Config:
-    """What transformers' configuration holds: neither windows nor how positions are resized."""
+    """What transformers' configuration holds: neither windows, objects nor how positions are resized."""
     assert isinstance(config, EomtConfig)
-    return replace(config, window=0, output="semantic", vit=replace(config.vit, position_resize="timm"))
+    vit = replace(config.vit, position_resize="timm")
+    return replace(config, window=0, output="semantic", detections=EomtConfig.detections, vit=vit)
 
 
 def native_original(config: Config) -> Config:
