@@ -80,6 +80,8 @@ def test_a_finished_run_is_reported_and_not_touched(home, capsys):
     out = capsys.readouterr().out
     assert "already finished" in out and "6 steps" in out and "test images correct" in out
     assert "vitkit predict runs/pics" in out and "--more-steps 3" in out
+    (command,) = [words for words in offered(out) if "--out" in words]
+    assert command[command.index("--out") + 1] == "runs/pics-2" and "--more-steps" not in command
     assert files(home / "runs") == before
     assert run("finetune", "./pics/", "--steps", 6, *TINY, "--json") == 0, "the same folder by another name"
     result = json.loads(capsys.readouterr().out)

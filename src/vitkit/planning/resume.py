@@ -78,6 +78,10 @@ class Request:
         folder = None if out == usual_folder(self.data) else out
         return self.command(**defaults | {"out": folder, "more_steps": steps, "accept_changed_data": accept})
 
+    def in_new_folder(self, out: Path) -> str:
+        """The same command with the next free folder beside `out`, where it does not resume a run."""
+        return self.command(out=next(path for path in numbered(out) if not path.exists()))
+
     def command(self, **changes: object) -> str:
         """The same command with some options changed."""
         options = replace(self.options, **changes)  # type: ignore[arg-type]

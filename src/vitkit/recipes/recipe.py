@@ -16,6 +16,7 @@ from vitkit.options import parse_train, part_of
 from vitkit.recipes import values
 from vitkit.recipes.values import (
     GROUPED,
+    SYNONYMS,
     ModelOptions,
     TaskOptions,
     build,
@@ -270,7 +271,9 @@ def ungroup(change: str) -> str:
     """'data.batch=64' with the field's own name: 'batch=64'."""
     name, text = name_and_text(change)
     own, known = own_name(name), [f.name for f in fields(Recipe)]
-    if own.partition(".")[0] not in known:
+    if own == "optimizer.kind" and text.lower() == "adamw":
+        text = "adam"  # which has AdamW's decoupled weight decay
+    if own.partition(".")[0] not in known or name in SYNONYMS:
         raise unknown(name, known, [*GROUPED, *settings(Recipe(name="any"))])
     return f"{own}={text}"
 

@@ -17,7 +17,7 @@ from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import TargetView
 from vitkit.data.views import MoreViews, View
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean
 from vitkit.metrics.classification import Accuracy
 from vitkit.metrics.intervals import percent
 from vitkit.models.adapt import adapt
@@ -405,8 +405,8 @@ def task_class(name: str) -> type[Task]:
         importlib.import_module(f"{PACKAGE}.{name}")
     if name not in REGISTERED:
         raise Error(
-            f"unknown task {name!r}; known: {', '.join(task_names())}. Import the module of a custom task "
-            "before using its models and recipes",
+            f"unknown task {name!r};{did_you_mean(name, task_names())} known: {', '.join(task_names())}, and "
+            "the tasks of imported modules",
             code="model.unsupported",
         )
     return REGISTERED[name]

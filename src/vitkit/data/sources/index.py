@@ -86,7 +86,7 @@ class Index:
         return self.digests(np.array([index])).tobytes()
 
     def digests(self, indices: np.ndarray) -> np.ndarray:
-        """The content hashes of some images, (N,); older indexes have a CRC-32 in place of the second half."""
+        """The content hashes of some images, (N,); older indexes have a CRC-32 as the second half."""
         rows = np.zeros((len(indices), SIZE), np.uint8)
         second = self.columns["content"] if "content" in self.columns else self.columns["crc"]
         for column, start in ((self.columns["digest"], 0), (second, SIZE // 2)):
