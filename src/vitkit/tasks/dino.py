@@ -74,7 +74,7 @@ class Dino(SelfSupervised):
     local_size: int = 0  # their side in pixels; 0: 3/7 of the image size, as 96 of 224
     global_scale: tuple[float, float] = (0.4, 1.0)  # share of the image's area in a large crop
     local_scale: tuple[float, float] = (0.05, 0.4)  # and in a small one
-    student_temperature: float = 0.1
+    student_temperature: float = 0.1  # by which the student's logits are divided
     teacher_temperature: float = 0.04  # after its warm-up
     first_temperature: float = 0.04  # of the teacher, at the start of its warm-up
     temperature_warmup: float = 0.3  # share of the run in which it changes linearly

@@ -50,14 +50,14 @@ class Instances(ObjectTask):
     }  # fmt: skip
 
     scale: tuple[float, float] = SCALE  # of training images, relative to the size that fits the view
-    queries: int = 200
+    queries: int = 200  # each a mask and a class
     joint: int = 0  # blocks that read the queries; 0: those of the weights, else 3 of 12, 4 of 24, 5 of 40
     upscale: int = -1  # blocks that double the resolution; -1: to cells of about 4 pixels
     objects: int = 100  # of an image that are learned; of more, those with the most pixels
     points: int = 12_544  # where masks are compared
-    mask_weight: float = 5.0  # of cross-entropy, dice and the classes of masks
-    dice_weight: float = 5.0
-    class_weight: float = 2.0
+    mask_weight: float = 5.0  # of the cross-entropy of masks in the loss
+    dice_weight: float = 5.0  # of their dice loss
+    class_weight: float = 2.0  # of the cross-entropy of their classes
     threshold: float = 0.3  # the least score of an object that is an answer
     detections: int = 100  # of an image, the best ones
 
