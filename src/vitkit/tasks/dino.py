@@ -1,4 +1,4 @@
-"""DINO: a student learns from small crops what its teacher, an average of its weights, says of large ones.
+"""DINO: from small crops a student predicts the outputs for large ones of a teacher, its averaged weights.
 
 Caron et al., "Emerging properties in self-supervised vision transformers" (2021), and its official code. Its
 schedules change from epoch to epoch or step to step; here all of them change with each step.

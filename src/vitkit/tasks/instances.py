@@ -30,13 +30,13 @@ from vitkit.options import Range
 from vitkit.tasks.shared.dense import covered
 from vitkit.tasks.shared.eomt_training import MaskObjective, advance, begin, count_steps, with_draws
 from vitkit.tasks.shared.object_task import Boxes, Detected, ObjectMask, ObjectTask
-from vitkit.tasks.task import Answer, Batch, Evaluation, Likeness, Prepare, Sizes, register
+from vitkit.tasks.task import Answer, Batch, Evaluation, OutputAgreement, Prepare, Sizes, register
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Instances(ObjectTask):
-    """Masks of objects by EoMT: its size, its losses, and which objects are answers."""
+    """Masks of objects by EoMT: its size, its losses, and which objects are predicted."""
 
     name: ClassVar[str] = "instances"
     targets: ClassVar[str] = "instances"
@@ -58,7 +58,7 @@ class Instances(ObjectTask):
     mask_weight: float = 5.0  # of the cross-entropy of masks in the loss
     dice_weight: float = 5.0  # of their dice loss
     class_weight: float = 2.0  # of the cross-entropy of their classes
-    threshold: float = 0.3  # the least score of an object that is an answer
+    threshold: float = 0.3  # the minimum score of a predicted object
     detections: int = 100  # of an image, the best ones
 
     # data
@@ -181,11 +181,11 @@ class Instances(ObjectTask):
         height, width = cells_of(config.image_size, config.cell)
         return None, config.queries, config.classes + 1 + height * width
 
-    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> Likeness:
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> OutputAgreement:
         """Each cell of a mask, and each logit of a class, has the same sign."""
         tolerance *= max(1.0, float(reference.abs().max()))
         other = (reference > 0) != (outputs > 0)
-        return Likeness(
+        return OutputAgreement(
             largest=float((reference - outputs).abs().max()), tolerance=tolerance,
             same=1 - float(other.double().mean()), others=int((other & (reference.abs() > tolerance)).sum()),
             about="side of 0 for {share} of the logits of {images} images",

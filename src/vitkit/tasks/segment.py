@@ -55,7 +55,7 @@ from vitkit.tasks.task import (
     Batch,
     Evaluation,
     Headline,
-    Likeness,
+    OutputAgreement,
     Prepare,
     Sizes,
     describe_images,
@@ -290,7 +290,7 @@ class Segment(Dense):
     def output_shape(self, config: Any) -> tuple[int | None, ...]:
         return None, config.classes, *cells_of(config.image_size, config.cell)
 
-    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> Likeness:
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> OutputAgreement:
         alike = super().agreement(reference, outputs, tolerance)
         return replace(alike, about="class for {share} of the cells of {images} images")
 

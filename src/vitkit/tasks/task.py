@@ -95,7 +95,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likeness:
+class OutputAgreement:
     """How far the outputs of another runtime are from those of the model."""
 
     largest: float  # difference of one output
@@ -335,7 +335,7 @@ class Task(ABC):
         """Return the shape of the outputs for a batch, with None for any length."""
         return None, config.classes or None
 
-    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> "Likeness":
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> "OutputAgreement":
         """Compare outputs (B, K, ...) of another runtime with those of the model.
 
         tolerance: of a number up to 1; relative to the largest where that exceeds 1.
@@ -348,7 +348,9 @@ class Task(ABC):
             1, top1[:, None]
         )  # 0 where they agree
         same = float((expected == top1).cpu().double().mean())
-        return Likeness(largest=largest, tolerance=tolerance, same=same, others=int((lead > tolerance).sum()))
+        return OutputAgreement(
+            largest=largest, tolerance=tolerance, same=same, others=int((lead > tolerance).sum())
+        )
 
     def activate(self, values: Tensor) -> Tensor:
         """Map outputs (B, K) to what an exported graph returns, such as probabilities."""

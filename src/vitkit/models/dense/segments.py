@@ -12,7 +12,7 @@ from vitkit.models.dense.feature_map import Size, cells_of, resized_maps
 
 LARGEST = 2**22  # logits at the pixels of an image that are in memory at a time; more are slower on a CPU
 
-CONFIDENT = 0.8  # the least score of a query that becomes a segment
+CONFIDENT = 0.8  # the minimum score of a query that becomes a segment
 VISIBLE = 0.8  # the least share of its own mask that a segment keeps
 BEST = 100  # instances of an image
 
