@@ -192,9 +192,8 @@ def changed_flags(old: Recipe, new: Recipe) -> list[str]:
     if same_place(old.data, new.data):
         allowed.add("data")
     before, after = flags(old), flags(new)
-    changed = [
-        name for name in after if before[name] != after[name] and name.partition(".")[0] not in allowed
-    ]
+    both = [name for name in after if name in before]  # options of a task are those of one of the two alone
+    changed = [name for name in both if before[name] != after[name] and name.partition(".")[0] not in allowed]
     texts = []
     for name in changed:
         (flag, value), (new_flag, new_value) = before[name], after[name]
