@@ -34,7 +34,10 @@ class Row:
 
     def markdown(self) -> str:
         value = f" {escaped(self.metavar)}" if self.flag.startswith("-") and self.metavar else ""
-        return f"| `{self.flag}`{value} | {escaped(self.default)} | {escaped(self.help)} |"
+        code = (
+            f"`{self.flag}`" if "|" not in self.flag else f"<code>{self.flag.replace('|', '&#124;')}</code>"
+        )
+        return f"| {code}{value} | {escaped(self.default)} | {escaped(self.help)} |"
 
 
 def commands() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -73,7 +76,7 @@ def of_type(kind: Any) -> str:
 def default_of(parameter: inspect.Parameter, settings: list[Any]) -> str:
     """The default as the help words it; empty if there is none or if it says nothing."""
     if worded := next((one.help_behavior_hint for one in settings if one.help_behavior_hint), None):
-        return str(worded).removeprefix("(default: ").removesuffix(")")
+        return str(worded).removeprefix("(").removesuffix(")").removeprefix("default: ")
     value = parameter.default
     if value is inspect.Parameter.empty:
         return "required"

@@ -61,7 +61,7 @@ KNOWN: dict[type, dict[str, Collection[str]]] = {  # the choices of fields
 
 def comments(cls: type) -> dict[str, str]:
     """The comment at the end of the line of each field."""
-    result, first = {}, ""
+    result, first = dict(comments(cls.__base__) if dataclasses.is_dataclass(cls.__base__) else {}), ""
     for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(cls)).readline):
         if token.type == tokenize.NAME and not token.line[: token.start[1]].strip():
             first = token.string

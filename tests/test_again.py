@@ -1,5 +1,6 @@
 """The same command again, another experiment on the same data, data that has grown, training on."""
 
+import itertools
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ from vitkit.data.splits import complete, fingerprints
 from vitkit.datasets.opening import open_data
 from vitkit.io.files import locked
 from vitkit.options import Training
+from vitkit.recipes import recipe
+from vitkit.runs.folder import changed_flags
 from vitkit.runs.provenance.fingerprint import remembered_splits
 from vitkit.training.logging import Journal
 from vitkit.training.schedule import Schedule, stage_at, stages
@@ -80,10 +83,26 @@ def test_a_finished_run_is_reported_and_not_touched(home, capsys):
     out = capsys.readouterr().out
     assert "already finished" in out and "6 steps" in out and "test images correct" in out
     assert "vitkit predict runs/pics" in out and "--more-steps 3" in out
+    (command,) = [words for words in offered(out) if "--out" in words]
+    assert command[command.index("--out") + 1] == "runs/pics-2" and "--more-steps" not in command
     assert files(home / "runs") == before
     assert run("finetune", "./pics/", "--steps", 6, *TINY, "--json") == 0, "the same folder by another name"
     result = json.loads(capsys.readouterr().out)
     assert result["already_finished"] and result["steps"] == 6 and files(home / "runs") == before
+
+
+def test_runs_of_two_tasks_differ_in_their_recipes():
+    """Each has options of its task, which the other one lacks."""
+    for first, second in itertools.permutations(("scratch", "mae", "dino", "segment"), 2):
+        assert f"--recipe {first} -> {second}" in changed_flags(recipe(first), recipe(second))
+
+
+@pytest.mark.slow
+def test_a_run_of_another_task_has_a_numbered_folder(home, capsys):
+    small = [word for word in TINY if word != "--lr" and word != "0.003"]
+    assert run("pretrain", "pics", "--task", "simmim", "--steps", 2, *small) == 0
+    assert read_json(home / "runs/pics-2", "recipe.json")["objective"] == "simmim"
+    assert "--set objective=classify -> simmim" in capsys.readouterr().err
 
 
 def test_a_finished_run_without_its_model_is_completed(home, capsys):

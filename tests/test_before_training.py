@@ -14,7 +14,7 @@ from test_cli import run
 from test_tasks import TINY
 
 from vitkit.planning import plan as planning
-from vitkit.runs.folder import remains
+from vitkit.runs.folder import resume_hint
 
 
 def draw(place: Path, count: int, seed: int = 0) -> None:
@@ -144,7 +144,7 @@ def test_ctrl_c_after_a_checkpoint_names_its_step(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr("vitkit.runs.run.finish_run", interrupted)
     assert run("finetune", "digits", "--out", tmp_path / "run", *TINY) == 128 + signal.SIGINT
     assert "resumes at step 6" in capsys.readouterr().err
-    assert "continues with what was saved" in remains(tmp_path), "as in the folder of a protocol"
+    assert "continues with what was saved" in resume_hint(tmp_path), "as in the folder of a protocol"
 
 
 def test_ctrl_c_while_data_is_opened_is_answered_by_the_command(tmp_path):

@@ -268,8 +268,8 @@ def test_data_without_the_annotations_of_a_task_is_refused(tmp_path):
     ):
         with refused("data.labels", tmp_path / data, remedy):
             vitkit.finetune(tmp_path / data, task=task, model="ViT-Ti/8", plan=True, device="cpu")
-    for data in ("segment", "detect"):
-        with refused("data.labels", f"--task {data}"):
+    for data, kind in (("segment", "masks"), ("detect", "boxes")):
+        with refused("data.labels", f"has {kind}", f"--task {data}"):
             vitkit.finetune(tmp_path / data, model="ViT-Ti/8", plan=True, device="cpu")
 
 

@@ -177,6 +177,29 @@ def test_links_from_outside_the_site_lead_to_files(path):  # mkdocs checks those
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
 
 
+def headings(path: Path) -> set[str]:
+    """The anchors of a page, as GitHub and the site make them from its headings."""
+    prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
+    titles = (re.sub(r"\]\([^)]*\)", "", title) for title in re.findall(r"^#+ (.*)$", prose, re.M))
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", [*DOCS, *AROUND[1:]], ids=page_name)
+def test_links_to_a_part_of_a_page_lead_to_a_heading(path):
+    prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
+    links = [link.split("#") for link in re.findall(r"\]\(([^)\s:]*\.md#[^)\s]+|#[^)\s]+)\)", prose)]
+    targets = [(path.parent / name if name else path, anchor) for name, anchor in links]
+    assert [anchor for page, anchor in targets if anchor not in headings(page)] == []
+
+
+@pytest.mark.parametrize("path", DOCS, ids=page_name)
+def test_code_in_tables_has_no_bar(path):  # on GitHub it ends the cell, and the site shows its backslash
+    rows = [line for line in path.read_text().splitlines() if line.startswith("| ")]
+    assert [
+        row for row in rows for code in re.findall(r"`([^`]+)`", row) if "|" in code and " | " not in code
+    ] == []
+
+
 def test_pages_that_the_code_names_exist():
     files = [path for room in ("src", "tests", "bench") for path in (ROOT / room).rglob("*.py")]
     named = {

@@ -21,7 +21,7 @@ from vitkit.data.splits import complete
 from vitkit.datasets.opening import open_data
 from vitkit.models.variants import build
 from vitkit.runs.build import SplitCache
-from vitkit.runs.features import Extractor, FewShot, learn_from, learn_from_all, open_frozen
+from vitkit.runs.features import Extractor, FewShot, all_features, few_shot_features, open_frozen
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import Classify
 
@@ -90,7 +90,7 @@ def test_features_are_what_the_head_sees_of_every_image(model, some):
 def test_the_official_view_is_the_centre_of_a_larger_square():
     model = build("ViT-Ti/4", seed=0, **(SIZES | {"image_size": (56, 28)}))
     extractor = Extractor(model=model, view="official")
-    assert extractor.wide_view.size == (64, 32) and extractor.wide_view.crop == "squash"
+    assert extractor.uncropped_view.size == (64, 32) and extractor.uncropped_view.crop == "squash"
     seen = []
     model.features = lambda images: seen.append(images) or images.flatten(1)
     image = torch.arange(64 * 32).reshape(1, 1, 64, 32).remainder(256).byte().expand(1, 3, -1, -1)
@@ -239,9 +239,9 @@ def test_only_the_users_cache_folder_is_kept_small(saved, tmp_path, capsys, monk
 def test_only_the_chosen_images_are_computed(model, monkeypatch):
     train = complete({"all": digits()}, val=0.0)["train"]
     count = Counting(model, monkeypatch)
-    few = learn_from(Extractor(model=model), train, 2, 3)
+    few = few_shot_features(Extractor(model=model), train, 2, 3)
     assert count.images == len(few.features.index) <= 60
-    every = learn_from_all(Extractor(model=model), train, 2, 3)
+    every = all_features(Extractor(model=model), train, 2, 3)
     for seed in range(3):
         a, b = few.rows(seed, 2), every.rows(seed, 2)
         assert (few.chosen[seed] == every.chosen[seed]).all()
@@ -250,13 +250,13 @@ def test_only_the_chosen_images_are_computed(model, monkeypatch):
 
 
 def test_an_unusable_image_gives_its_place_to_the_next_of_its_class(model, pictures):
-    before = learn_from(Extractor(model=model), open_frozen(str(pictures))[0], 2, 2)
+    before = few_shot_features(Extractor(model=model), open_frozen(str(pictures))[0], 2, 2)
     victim = before.source.keys[before.chosen[0][1, 0]]
     (pictures / victim).write_bytes(b"no image")
     notes = []
     train, _ = open_frozen(str(pictures))
-    after = learn_from(Extractor(model=model, log=notes.append), train, 2, 2)
-    every = learn_from_all(Extractor(model=model), train, 2, 2)
+    after = few_shot_features(Extractor(model=model, log=notes.append), train, 2, 2)
+    every = all_features(Extractor(model=model), train, 2, 2)
     chosen = {train.keys[i] for seed in after.chosen for i in seed.flatten()}
     assert victim in train.keys  # the test images are chosen by content, but it is not among them
     assert any(victim in note for note in notes) and victim not in chosen
@@ -278,7 +278,7 @@ def test_fewshot_tells_mean_and_spread_over_the_whole_test_split(saved, tmp_path
 def test_the_verb_is_the_library_on_the_same_features(saved, model, tmp_path, capsys):
     output, _ = ask(saved, tmp_path, capsys, "digits", "--shots", 3, "--seeds", 1, "--l2", 2)
     train, test = open_frozen("digits")
-    learning = learn_from(Extractor(model=model), train, 3, 1)
+    learning = few_shot_features(Extractor(model=model), train, 3, 1)
     rows, seen = learning.rows(0, 3), Extractor(model=model).features(test)
     result = vitkit.fewshot(learning.features.x[rows], learning.labels[rows], seen.x, test.labels, l2=2.0)
     low, high = output["shots"]["3"].pop("interval")

@@ -27,6 +27,10 @@ from vitkit.errors import did_you_mean
         ("finetune photos --batch-size 3", "--batch-size", "--batch"),
         ("predict m a.png --jsn", "--jsn", "--json"),
         ("study lst", "lst", "list"),
+        ("finetune photos --weight-decay 0.1", "--weight-decay", "--set optimizer.weight_decay=VALUE"),
+        ("finetune photos --optimizer adamw", "--optimizer", "--set optimizer.kind"),
+        ("finetune photos --mixup 0.2", "--mixup", "--set mixup=VALUE"),
+        ("finetune photos --bs 8", "--bs", "--batch"),
         ("study run heads --data digits --budgt 3", "--budgt", "--budget"),
     ],
 )

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from vitkit.recipes import RECIPES
+from vitkit.studies.scale import STUDIES
+from vitkit.weights.published import PUBLISHED
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 COMMANDS = [
@@ -20,6 +24,11 @@ def test_the_two_commands_are_targets_of_the_makefile():
     assert targets == ["demo", "test"]
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.M)
+
+
+def test_the_numbers_of_recipes_studies_and_checkpoints_are_those_of_the_lists():
+    assert f"{len(RECIPES)} recipes" in README and f"{len(PUBLISHED)} checkpoints" in README
+    assert len(STUDIES) == 12 and "twelve studies" in README
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from vitkit.flat_recipe import settings_of
 from vitkit.models.variants import configure, with_options
 from vitkit.options import Training
 from vitkit.planning.automatic import RECIPE_RULES, Circumstances, choose_stopping, decide, fixed_fields
+from vitkit.planning.plan import optimizer
 from vitkit.recipes import RECIPES, recipe
 from vitkit.recipes.recipe import (
     AUTO,
@@ -28,7 +29,8 @@ from vitkit.recipes.recipe import (
     settings,
     to_json,
 )
-from vitkit.recipes.values import GROUPED, ModelOptions, field_of, own_name
+from vitkit.recipes.values import GROUPED, SYNONYMS, ModelOptions, field_of, own_name
+from vitkit.tasks.task import task_class
 
 
 def test_model_options_are_a_frozen_typed_value():
@@ -90,6 +92,9 @@ def test_texts_of_0_1_are_still_taken_in_python_and_in_files():
         ("augment.mixpu=0.2", ("recipe.unknown-field", "augment.mixpu", "augment.mixup")),
         ("evaluaton.val=0.2", ("recipe.unknown-field", "evaluaton.val", "evaluation.val")),
         ("batch.size=3", ("recipe.unknown-field", "batch.size")),
+        ("lr=0.1", ("recipe.unknown-field", "'lr'", "schedule.rate?")),
+        ("optimizer.lr=0.1", ("recipe.unknown-field", "'optimizer.lr'", "schedule.rate?")),
+        ("drop_path=0.1", ("recipe.unknown-field", "'drop_path'", "stochastic_depth?")),
         ("augment.mixup=x", ("recipe.value", "mixup", "'x'", "a number")),
         ("auto=colour", ("recipe.value", "auto", "'colour'", "weights")),
     ],
@@ -97,6 +102,21 @@ def test_texts_of_0_1_are_still_taken_in_python_and_in_files():
 def test_a_mistake_in_a_name_or_a_value_names_the_nearest(change, refusal):
     with refused(*refusal):
         override(recipe("scratch"), [change])
+
+
+def test_an_unknown_task_is_answered_with_the_nearest_and_the_plan_names_adamw():
+    for name, nearest in (("MAE", "mae?"), ("instance", "instances?")):
+        with refused("model.unsupported", repr(name), nearest):
+            task_class(name)
+    assert [optimizer(recipe(name)) for name in ("finetune", "lora", "table4")] == [
+        "AdamW, weight decay 0.05", "Adam", "SGD, momentum 0.9"
+    ]  # fmt: skip
+
+
+def test_names_of_other_tools_are_no_fields_and_lead_to_fields():
+    known = {*GROUPED, *settings(recipe("finetune"))}
+    assert not known.intersection(SYNONYMS) and known.issuperset(SYNONYMS.values())
+    assert override(recipe("table4"), ["optimizer.kind=AdamW"]).optimizer.kind == "adam"
 
 
 def test_options_change_the_fields_that_they_name_and_a_head_its_class_token():

@@ -111,7 +111,8 @@ class Training:
         str,
         arg(
             metavar="NAME",
-            help="What is learned. finetune: segment (images with masks) or detect (with boxes). pretrain, "
+            help="What is learned. finetune: segment (images with masks), detect (with boxes) or instances "
+            "(with masks of objects). pretrain, "
             f"without labels: {', '.join(tasks_without_labels())}. The recipe of that name is the default.",
             help_behavior_hint="(default: the task of the recipe)",
         ),

@@ -204,7 +204,7 @@ def test_B4_a_run_whose_report_does_not_fit_is_a_finished_run(small_disk, monkey
     tally(reports=3)
 
 
-@pytest.mark.control("vitkit.runs.artifacts.harmless")
+@pytest.mark.control("vitkit.runs.artifacts.warn_on_error")
 def test_B4_control_an_error_in_a_report_that_is_not_held_back_ends_the_run(
     tmp_path, monkeypatch, switched_off
 ):
@@ -220,7 +220,7 @@ def test_B4_control_an_error_in_a_report_that_is_not_held_back_ends_the_run(
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    switched_off("vitkit.runs.artifacts.harmless", lambda what, say: nullcontext())
+    switched_off("vitkit.runs.artifacts.warn_on_error", lambda what, say: nullcontext())
     monkeypatch.setattr(artifacts, "keep", full)
     with pytest.raises(OSError, match="No space left"):
         train(tiny(), tmp_path, Runtime(), RunOptions(workers=0, quiet=True))

@@ -9,7 +9,7 @@ import torch
 from refusals import refused
 
 import vitkit
-from vitkit.models.positions import RESIZE, learned_at, resize_positions
+from vitkit.models.positions import RESIZE, resize_learned, resize_positions
 
 GRIDS = [
     ((14, 14), (24, 24)),
@@ -137,7 +137,7 @@ def test_a_table_that_learns_has_the_numbers_and_gradients_of_the_interpolation(
     """By a product with a matrix, whose gradient is deterministic on a GPU."""
     table, weights = torch.randn(1, 1 + 5 * 4, 8, requires_grad=True), torch.randn(1, 1 + new[0] * new[1], 8)
     results = []
-    for resize in (resize_positions, learned_at):
+    for resize in (resize_positions, resize_learned):
         table.grad = None
         made = resize(table, (5, 4), new, method)
         (made * weights).sum().backward()
@@ -145,4 +145,4 @@ def test_a_table_that_learns_has_the_numbers_and_gradients_of_the_interpolation(
     for direct, by_matrix in zip(*results, strict=True):
         assert torch.allclose(direct, by_matrix, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):  # stays exact
-        assert torch.equal(learned_at(table, (5, 4), new, method), made)
+        assert torch.equal(resize_learned(table, (5, 4), new, method), made)

@@ -23,10 +23,10 @@ from vitkit.tasks.contrastive import (
     COLLAPSED,
     GRACE,
     Contrastive,
-    check_whole,
+    check_full_batch,
     contrast,
-    spread_of,
-    whole_loss,
+    full_batch_loss,
+    std_of_views,
 )
 from vitkit.tasks.task import Evaluation
 from vitkit.training.optimizer import OptimizerConfig
@@ -64,7 +64,9 @@ def test_the_loss_is_info_nce_in_both_directions_times_twice_the_temperature():
     q1, q2, k1, k2 = (rows(6, 8, seed) for seed in range(4))
     loss, _ = contrast([q1, q2], [k1, k2], used(6), 6, T)
     assert loss.tolist() == pytest.approx(by_definition(q1, q2, k1, k2), rel=1e-5)
-    assert whole_loss(torch.cat([q1, q2, k1, k2], 1), T).tolist() == pytest.approx(loss.tolist(), rel=1e-5)
+    assert full_batch_loss(torch.cat([q1, q2, k1, k2], 1), T).tolist() == pytest.approx(
+        loss.tolist(), rel=1e-5
+    )
     warm, _ = contrast([q1, q2], [k1, k2], used(6), 6, 1.0)
     assert warm.tolist() == pytest.approx(by_definition(q1, q2, k1, k2, 1.0), rel=1e-5)
 
@@ -165,7 +167,7 @@ def on_a_part(runtime, counts: list[int], numbers: np.ndarray) -> list[np.ndarra
     q1, q2 = head(mine, flags), head(mine.sin(), flags)
     k1, k2 = head(mine.cos(), flags).detach(), head(-mine, flags).detach()
     loss, _ = contrast([q1, q2], [k1, k2], flags, max(counts), T)
-    std = spread_of(torch.cat([q1, q2]).detach(), flags)
+    std = std_of_views(torch.cat([q1, q2]).detach(), flags)
     (loss * flags).sum().backward()
     keep = int(flags.sum())
     found = [loss[:keep], mine.grad[:keep], std, head.norms[0].running_var, head.layers[0].weight.grad]
@@ -278,14 +280,14 @@ def test_a_blank_batch_changes_nothing_and_has_a_finite_loss():
 
 def test_a_batch_that_the_loop_has_split_is_refused():
     batch = batch_of(6)
-    check_whole(batch)
+    check_full_batch(batch)
     for parts in (2, 3, 6):
         pieces = OomBackoff(pieces=parts).split([batch])
         for piece in pieces:
             with refused("training.out-of-memory", "6 images", "--batch"):
-                check_whole(piece)
-    check_whole(blank(batch))
-    check_whole(batch_of(5, total=6))  # an unusable image
+                check_full_batch(piece)
+    check_full_batch(blank(batch))
+    check_full_batch(batch_of(5, total=6))  # an unusable image
 
 
 def test_running_out_of_memory_ends_the_run_with_the_remedy():
@@ -327,8 +329,8 @@ def test_the_spread_is_that_of_the_features_of_both_views():
     features = rows(12, 8, 0)
     unit = F.normalize(features.double(), dim=1).numpy()
     expected = np.sqrt(((unit - unit.mean(0)) ** 2).mean(0)).mean() * math.sqrt(8)
-    assert float(spread_of(features, used(6))) == pytest.approx(expected, rel=1e-5)
-    assert float(spread_of(torch.ones(12, 384), used(6))) < COLLAPSED / 2
+    assert float(std_of_views(features, used(6))) == pytest.approx(expected, rel=1e-5)
+    assert float(std_of_views(torch.ones(12, 384), used(6))) < COLLAPSED / 2
 
 
 def test_a_collapse_stops_the_run_and_only_that():

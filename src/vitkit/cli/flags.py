@@ -62,7 +62,7 @@ Reject = Annotated[
         metavar="P",
         help="Reject an image, with the label 'unknown', if the probability of its likeliest label is below "
         "P (0 to 1); without P, below the threshold of the model, which calibrate=true stores. For a "
-        "detector: the least score of a box.",
+        "detector: the minimum score of a box.",
     ),
 ]
 Tta = Annotated[

@@ -11,6 +11,7 @@ from typing import Any
 
 from vitkit.cli.arguments import Argument, Verbs, arguments_of, subcommands
 from vitkit.errors import Error, did_you_mean
+from vitkit.listing import recipe_fields
 
 
 def open_closed_streams() -> None:
@@ -62,7 +63,11 @@ SYNONYMS = {  # names that other tools use
     "--learning-rate": "--lr", "--iterations": "--steps", "--resolution": "--image-size",
     "--img-size": "--image-size", "--pretrained": "--weights", "--checkpoint": "--weights",
     "--conf": "--reject", "--score-threshold": "--reject", "--visualize": "--draw", "--save-masks": "--masks",
-    "--save-json": "--coco",
+    "--save-json": "--coco", "--bs": "--batch", "--imgsz": "--image-size", "--num-workers": "--workers",
+    "--amp": "--precision", "--output-dir": "--out",
+    "--optimizer": "--set optimizer.kind", "--opt": "--set optimizer.kind",
+    "--scheduler": "--set schedule.decay", "--sched": "--set schedule.decay",
+    "--drop-path": "--set stochastic_depth", "--smoothing": "--set label_smoothing",
 }  # fmt: skip
 FLAG = re.compile("--[a-zA-Z]|-[a-zA-Z]$")  # -inf and -1 are values
 FRAME = re.compile("\x1b\\[[0-9;]*m|[╭╮╰╯│─]|-{3,}")  # of the parser's error box
@@ -146,7 +151,15 @@ def first_error(words: Sequence[str], arguments: Sequence[Argument]) -> Error | 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """The did-you-mean hint for an unknown verb or flag, which may be the name that other tools use."""
     names = list(known)
-    return did_you_mean(word, names, matches=[name for name in names if name == SYNONYMS.get(word)])
+    other = SYNONYMS.get(word) or as_field(word)
+    return did_you_mean(word, names, matches=[other] if other and other.split()[0] in names else [])
+
+
+def as_field(flag: str) -> str:
+    """How --set changes the recipe field that an unknown flag names; empty if there is none."""
+    name = flag.removeprefix("--").replace("-", "_")
+    fields = recipe_fields("finetune")
+    return next((f"--set {field}=VALUE" for field in fields if name == field.rpartition(".")[2]), "")
 
 
 def print_version() -> None:

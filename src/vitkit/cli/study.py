@@ -72,7 +72,7 @@ class Run:
         str,
         arg(
             metavar="TIME",
-            help="Stop after this time, e.g. 25min: running trials save, and the same command goes on.",
+            help="Stop after this time, e.g. 25min: running trials save, and the same command continues.",
             help_behavior_hint="(default: no limit)",
         ),
     ] = ""

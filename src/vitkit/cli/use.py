@@ -37,7 +37,7 @@ ClassLabels = Annotated[
         metavar="[TEXT...]",
         help="Zero-shot classification with a CLIP or SigLIP model: the labels to choose from, or a .txt "
         "file with one per line.",
-        help_behavior_hint="(without texts: the class names of the data)",
+        help_behavior_hint="(without TEXT: the class names of the data)",
     ),
 ]
 ClassMap = Annotated[

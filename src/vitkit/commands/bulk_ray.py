@@ -66,7 +66,7 @@ def run_on_ray(
         actor = ray.remote(Worker).options(
             num_cpus=cores, num_gpus=min(1.0, gpus / count), max_restarts=RETRIES, max_task_retries=RETRIES
         )
-        pool = ray.util.ActorPool([actor.remote(sent(request), parts, cores) for _ in range(count)])
+        pool = ray.util.ActorPool([actor.remote(for_actor(request), parts, cores) for _ in range(count)])
         for images, skipped in pool.map_unordered(lambda one, number: one.compute.remote(number), missing):
             for name, reason in skipped:
                 skip(name, reason)
@@ -82,7 +82,7 @@ def run_on_ray(
             ray.shutdown()
 
 
-def sent(request: BulkRequest) -> BulkRequest:
+def for_actor(request: BulkRequest) -> BulkRequest:
     """The request for an actor, whose device Ray decides."""
     if not isinstance(request.model, str):
         raise Error("on='ray' needs the path of a model, not a loaded one", code="request.conflict")

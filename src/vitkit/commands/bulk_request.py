@@ -1,4 +1,4 @@
-"""What `vitkit embed` and `vitkit predict --out` are asked to compute, and the model for it."""
+"""The request of `vitkit embed` and `vitkit predict --out`: what to compute, and with which model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from vitkit.commands.predict import open_model
 from vitkit.commands.shared import loaded
 from vitkit.errors import Error
-from vitkit.inference.bulk import Answering, Computation, Embedding, Pool
+from vitkit.inference.bulk import Computation, Embedding, Pool, TopPredictions
 from vitkit.inference.columns import EMBED, PREDICT
 from vitkit.inference.predict import Classifier, engine_of
 from vitkit.inference.rejection import rejection_threshold
@@ -76,7 +76,7 @@ class BulkRequest:
             assert isinstance(model, Model)
             return Embedding(model, runtime, self.pool, self.normalize, self.dtype)
         compute = augmented(engine or engine_of(model), model, self.tta)
-        return Answering(model, compute, self.top, rejection_threshold(model, self.reject), self.tta)
+        return TopPredictions(model, compute, self.top, rejection_threshold(model, self.reject), self.tta)
 
 
 def features_model(model: Model | str, device: str, view: str, merge_tokens: int = 0) -> Model:

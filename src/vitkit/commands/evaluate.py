@@ -202,8 +202,8 @@ def check_dense_options(task: Task, options: EvaluateOptions) -> None:
     )
     if flags := [flag for flag, given in unfit.items() if given]:
         raise Error(
-            f"{' and '.join(flags)} cannot be used with a model for {task.name}, whose answers are places in "
-            "the image; omit it",
+            f"{' and '.join(flags)} cannot be used with a model for {task.name}, whose predictions are "
+            "places in the image; omit it",
             code="evaluation.unsupported",
         )
 

@@ -24,11 +24,11 @@ from vitkit.runs.features import (
     SHOTS,
     Extractor,
     Features,
-    Learning,
+    FewShotTraining,
     accuracies,
+    all_features,
+    few_shot_features,
     labels_of,
-    learn_from,
-    learn_from_all,
     mean_and_interval,
     open_frozen,
     possible_shots,
@@ -116,7 +116,7 @@ def evaluate_model(
     """The results of one model on every data set."""
     results, runtime = {}, extractor.runtime
     for name, (train, test) in opened.items():
-        extract = learn_from_all if options.knn or options.probe else learn_from
+        extract = all_features if options.knn or options.probe else few_shot_features
         learning = extract(extractor, train, max(shots[name]), options.seeds)
         evaluation = Evaluation(learning, test, extractor.features(test), shots[name], options)
         results[name] = runtime.on_main_first(partial(evaluation.run, runtime.device), timeout=LONG)
@@ -157,7 +157,7 @@ def shots_of(name: str, train: Source, options: Options, verbose: bool) -> tuple
 class Evaluation:
     """A data set with its features and the options of their evaluation."""
 
-    learning: Learning
+    learning: FewShotTraining
     test: Source
     test_features: Features
     shots: tuple[int, ...]

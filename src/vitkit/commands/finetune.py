@@ -239,6 +239,9 @@ def print_outcome(outcome: Outcome, emit: Emit) -> None:
     print_result(result)
     if plan.result and not plan.request.folds:
         say(f"  {plan.request.train_on(plan.out, resume.suggested(plan.result), accept=False)}")
+        if not plan.request.options.more_steps:
+            say("options that are not given are those of this run; to choose them again, use a new folder:")
+            say(f"  {plan.request.in_new_folder(plan.out)}")
 
 
 def print_folds(summary: dict[str, Any]) -> None:

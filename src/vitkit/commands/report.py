@@ -41,10 +41,10 @@ def report(
 
 def draw_if_possible(folder: Path, runtime: "Runtime", log: Callable[[str], None]) -> None:
     """Write the page at the end of a run in the main process; a failure is only logged."""
-    from vitkit.runs.artifacts import harmless
+    from vitkit.runs.artifacts import warn_on_error
 
     if runtime.is_main:
-        with harmless(REPORT, log):
+        with warn_on_error(REPORT, log):
             draw(folder, None)
 
 

@@ -106,7 +106,7 @@ class Mistakes(list[dict[str, Any]]):
         path = folder / MISTAKES
         if not path.exists():
             raise Error(
-                f"{path}: not there; only a run that tested a classifier lists its mistakes",
+                f"{path}: no such file; only a run that tested a classifier lists its mistakes",
                 code="run.not-found",
             )
         with path.open(encoding="utf-8", newline="") as file:

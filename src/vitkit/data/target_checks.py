@@ -12,7 +12,7 @@ import numpy as np
 from vitkit.data.decode import BadImage
 from vitkit.data.findings import Finding, find, some
 from vitkit.data.sources.source import Source, call_at
-from vitkit.data.targets import IGNORE, Target
+from vitkit.data.targets import IGNORE, Target, kind_names
 from vitkit.errors import Error
 
 TRAINING_SIZE, PATCH = 512, 16  # that "too small" refers to: the longer side of the image, and a patch
@@ -86,12 +86,10 @@ def check_kind(splits: Mapping[str, Source], kind: str, place: str) -> None:
     for split, source in splits.items():
         kinds = source.targets.kinds if source.targets else frozenset({""})
         if kind not in kinds:
-            has = {"mask": "masks", "": "labels of whole images"}
-            listed = " and ".join(sorted(has.get(name, name) for name in kinds))
             fitting = " or ".join(text for name, text in FITTING.items() if name in kinds)
             raise Error(
-                f"{place}: the images of {split} have {listed}, but this task needs {NEEDED[kind]} "
-                f"(docs/guides/data.md); use {fitting}, or add them",
+                f"{place}: the images of {split} have {kind_names(kinds)}, but this task needs "
+                f"{NEEDED[kind]} (docs/guides/data.md); use {fitting}, or add them",
                 code="data.labels",
             )
 

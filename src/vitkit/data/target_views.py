@@ -183,13 +183,13 @@ def visible_objects(target: Target, geometry: Geometry, least: float) -> tuple[n
     cut = (boxes != whole).any(1) & (area(boxes) > 0)
     if target.instances is not None:
         for row in np.flatnonzero(cut & ~target.crowd):
-            boxes[row], shares[row] = rest_of(target.instances[row], geometry)
+            boxes[row], shares[row] = visible_part(target.instances[row], geometry)
     large = (boxes[:, 2:] - boxes[:, :2] >= SMALLEST).all(1)
     rows = np.flatnonzero(~target.crowd & large & (shares >= least))
     return rows, boxes[rows].astype(np.float32)
 
 
-def rest_of(mask: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, float]:
+def visible_part(mask: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, float]:
     """The box (4,) in the view around what it shows of a mask (H, W), and the share of its pixels."""
     top, left, height, width = geometry.box
     inside = mask[top : top + height, left : left + width]

@@ -48,6 +48,12 @@ class Targets:
     digest: Callable[[int], bytes] | None = None  # of an image's annotations, if cheaper than reading them
 
 
+def kind_names(kinds: Iterable[str]) -> str:
+    """The kinds of annotations in words; no kind means labels of whole images."""
+    names = {"mask": "masks", "instances": "masks of objects", "": "labels of whole images"}
+    return " and ".join(sorted(names.get(kind, kind) for kind in kinds))
+
+
 def read_target(targets: Targets | None, index: int) -> Target:
     """The annotations of an image of a source that must have some."""
     if targets is None:

@@ -19,7 +19,7 @@ from vitkit.inference.predict import evaluation_view, find_images
 from vitkit.models.variants import Model
 from vitkit.report.terminal import warn
 from vitkit.tasks.classify import Classify
-from vitkit.tasks.task import Likeness, Task
+from vitkit.tasks.task import OutputAgreement, Task
 
 # precision -> largest allowed difference of an output; relative to the largest output where that exceeds 1
 TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "8bit": 1e-1, "int8": 3e-1}
@@ -35,7 +35,7 @@ class Agreement:
     tolerance: float
     same_top1: float  # share of the images, or of what the task compares: pixels, objects
     other_top1: int  # of these, how many have another answer although the reference leads by the tolerance
-    about: str = Likeness.about
+    about: str = OutputAgreement.about
 
     @property
     def ok(self) -> bool:

@@ -110,7 +110,7 @@ def forward_tokens(model: ViT, pool: Pool, images: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Answering:
+class TopPredictions:
     """The model's answers: the top labels with their probabilities, or what its task predicts."""
 
     model: Classifier
@@ -141,7 +141,7 @@ class Answering:
 
 
 @dataclass
-class Collected:
+class WriteBuffer:
     """The values of images that are not written yet, and the errors of the unreadable ones."""
 
     skip: Callable[[str, str], None]
@@ -174,7 +174,7 @@ class Bulk:
 
     def run(self, numbers: Iterable[int]) -> None:
         """Compute the parts with these numbers; they are taken one by one, shortly before they are read."""
-        model, rows, pending = self.computation.model, Collected(self.skip), deque[int]()
+        model, rows, pending = self.computation.model, WriteBuffer(self.skip), deque[int]()
 
         def ranges() -> Iterator[range]:
             for number in numbers:
@@ -202,7 +202,7 @@ class Bulk:
         for number in pending:  # the last batches may have no readable image
             self.write(number, rows)
 
-    def write(self, number: int, rows: Collected) -> None:
+    def write(self, number: int, rows: WriteBuffer) -> None:
         indices = self.parts.range(number)
         values, errors = rows.pop(indices)
         self.advance(sum(error is not None for error in errors))

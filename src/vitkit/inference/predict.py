@@ -182,7 +182,7 @@ def predict(
             from, each put into one or more texts ("a photo of a {}."). For many calls use `vitkit.zero_shot`.
     template  with `labels`: the texts, with {} where the label goes
     reject  answer [("unknown", probability)] if the probability of the likeliest label is below this number,
-            or, with True, below the threshold of the model; of a detector, the least score of a box
+            or, with True, below the threshold of the model; of a detector, the minimum score of a box
     tta     test-time augmentation: mean over the image and its mirror ("flip"), or over five crops and their
             mirrors ("crops")
     merge_tokens  merge so many similar tokens in each layer (ToMe): faster, and a little less accurate

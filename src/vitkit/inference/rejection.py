@@ -1,4 +1,4 @@
-"""Rejection: the confidence below which a classifier answers "unknown", and a detector leaves out a box."""
+"""Rejection: the confidence below which a classifier predicts "unknown", and a detector drops a box."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def rejection_threshold(model: Any, reject: str | float | bool | None) -> float 
         )
     if given is None and not model.reject_below and model.task in ("detect", "instances"):
         raise Error(
-            "--reject: a detector has no threshold of its own; give the least score of a box, e.g. "
+            "--reject: a detector has no threshold of its own; give the minimum score of a box, e.g. "
             "--reject 0.5",
             code="model.unsupported",
         )

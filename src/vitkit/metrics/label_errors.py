@@ -1,4 +1,4 @@
-"""Likely wrong labels: confident learning (Northcutt et al. 2021) on out-of-fold answers of a linear head."""
+"""Likely wrong labels: confident learning (Northcutt et al. 2021) on out-of-fold predictions."""
 
 # N images, D features, C classes
 

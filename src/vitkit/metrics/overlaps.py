@@ -1,4 +1,4 @@
-"""What detection metrics know of an image: the IoU of each detection with each object, by boxes or masks."""
+"""Input of detection metrics: the IoU of each detection with each object of an image, by boxes or masks."""
 
 # N detections and M objects of an image
 

@@ -251,7 +251,7 @@ class Pace:
         return self.computing / (self.computing + self.exposed)
 
     @property
-    def unhidden(self) -> float:
+    def efficiency_without_overlap(self) -> float:
         """The efficiency without any overlap, which is a lower bound."""
         return self.computing / (self.computing + self.sending)
 

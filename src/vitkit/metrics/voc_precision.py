@@ -32,7 +32,7 @@ def class_ap50(
         total += int(np.count_nonzero(~difficult))
         boxes = np.asarray(detections.boxes, np.float64).reshape(-1, 4)[mine]
         others = np.asarray(objects.boxes, np.float64).reshape(-1, 4)[its]
-        hit, count = judge(detections.scores[mine], boxes, others, difficult, edge)
+        hit, count = match_to_truth(detections.scores[mine], boxes, others, difficult, edge)
         scores.append(detections.scores[mine])
         hits.append(hit)
         counted.append(count)
@@ -44,7 +44,7 @@ def class_ap50(
     return area_under(true, true / np.arange(1, len(true) + 1), total, points)
 
 
-def judge(
+def match_to_truth(
     scores: np.ndarray, boxes: np.ndarray, others: np.ndarray, difficult: np.ndarray, edge: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of an image's detections of a class: whether each is right, and whether it counts at all."""

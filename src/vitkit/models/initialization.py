@@ -50,26 +50,26 @@ def initialize_vit(model: nn.Module, generator: Generator = None) -> None:
         elif isinstance(module, Rope):
             module.reset_parameters()
         elif isinstance(module, TextTower):
-            initialise_text(module, generator)
+            initialize_text(module, generator)
         elif isinstance(module, Positions):
             for table in module.parameters():
                 nn.init.normal_(table, std=0.02, generator=generator)
         elif isinstance(module, Block) and module.scale1 is not None:
             nn.init.constant_(module.scale1, 1e-5)
             nn.init.constant_(module.scale2, 1e-5)  # type: ignore[arg-type]
-    initialise_ends(model, generator)
-    initialise_norms(model)
+    initialize_ends(model, generator)
+    initialize_norms(model)
 
 
 def initialize_resnet(model: nn.Module, generator: Generator = None) -> None:
     """LeCun normal convolutions, relative positions with variance 1 / head width, a zero head."""
     if is_meta(model):
         return
-    initialise_ends(model, generator)
+    initialize_ends(model, generator)
     for module in model.modules():
         if isinstance(module, AxialAttention):
             nn.init.normal_(module.relative, std=module.parts[-1] ** -0.5, generator=generator)
-    initialise_norms(model)
+    initialize_norms(model)
 
 
 def is_meta(model: nn.Module) -> bool:
@@ -77,7 +77,7 @@ def is_meta(model: nn.Module) -> bool:
     return next(model.parameters()).is_meta
 
 
-def initialise_ends(model: nn.Module, generator: Generator) -> None:
+def initialize_ends(model: nn.Module, generator: Generator) -> None:
     """Initialise what is outside the encoder: convolutions, tokens, representation layer and head."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -103,7 +103,7 @@ def initialise_ends(model: nn.Module, generator: Generator) -> None:
             nn.init.zeros_(head.bias)
 
 
-def initialise_text(text: TextTower, generator: Generator) -> None:
+def initialize_text(text: TextTower, generator: Generator) -> None:
     """What is outside the blocks of a text tower, as in CLIP and SigLIP."""
     nn.init.normal_(text.tokens.weight, std=0.02, generator=generator)
     nn.init.normal_(text.positions, std=0.01, generator=generator)
@@ -115,7 +115,7 @@ def initialise_text(text: TextTower, generator: Generator) -> None:
         nn.init.constant_(text.logit_bias, -10.0)
 
 
-def initialise_norms(model: nn.Module) -> None:
+def initialize_norms(model: nn.Module) -> None:
     """Scale 1 and bias 0; the last norm of a residual unit in a stem starts with scale 0."""
     for name, module in model.named_modules():
         if isinstance(module, nn.LayerNorm | nn.GroupNorm):

@@ -23,7 +23,7 @@ PARAMETRIZATION = ".parametrizations.weight"  # in the names of a layer's parame
 class LoRA:
     """Which linear layers of the blocks get an adapter, and its size."""
 
-    rank: int = 8
+    rank: int = 8  # of the update of each weight matrix
     alpha: float = 16.0  # updates are scaled by alpha / rank
     targets: str = "qv"  # query and value; or qkv, qkv+mlp, all-linear (the output projection too)
 

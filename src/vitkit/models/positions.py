@@ -59,7 +59,7 @@ def resize_positions(table: Tensor, grid: Grid, new_grid: Grid, method: str = "o
     return torch.cat([first, square.flatten(2).mT], dim=1)
 
 
-def learned_at(table: Tensor, grid: Grid, new_grid: Grid, method: str) -> Tensor:
+def resize_learned(table: Tensor, grid: Grid, new_grid: Grid, method: str) -> Tensor:
     """`resize_positions` of a table that learns, as a product with a matrix, in the table's precision.
 
     The gradient of a product is deterministic on a GPU, and that of an interpolation is not.
@@ -114,7 +114,7 @@ def sincos2d(grid: Grid, width: int, *, kind: str = "sincos2d", device: torch.de
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1).flatten(0, 1)[None]
 
 
-class Chosen(torch.autograd.Function):
+class GatherRows(torch.autograd.Function):
     """Rows of a table (N, D) for each image, (B, K, D).
 
     The gradient is a product with a matrix of zeros and ones, which is deterministic and fast on a GPU.
@@ -168,7 +168,7 @@ class Positions(nn.Module):
         table = self.at(grid, layer if self.injection == "every" else 0, device=z.device).to(z.dtype)
         if chosen is not None:
             lead = table[:, : self.lead].expand(len(chosen), -1, -1)
-            table = torch.cat([lead, Chosen.apply(table[0, self.lead :], chosen)], dim=1)
+            table = torch.cat([lead, GatherRows.apply(table[0, self.lead :], chosen)], dim=1)
         return z + table
 
     def at(self, grid: Grid, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
@@ -184,7 +184,7 @@ class Positions(nn.Module):
         table = self.table[layer][None]
         learns = table.requires_grad and tuple(grid) != tuple(self.grid)
         if learns and not interpolates_repeatably(table.device):
-            return learned_at(table, self.grid, grid, self.resize)
+            return resize_learned(table, self.grid, grid, self.resize)
         return resize_positions(table, self.grid, grid, self.resize)
 
     def line(self, axis: Tensor, length: int) -> Tensor:

@@ -95,31 +95,33 @@ def nms(
         keeps = keeps | (classes[..., :, None] != classes[..., None, :])
     place = torch.arange(boxes.shape[-2], device=boxes.device)
     keeps = keeps & (place[:, None] != place)  # a box that is taken is no longer left, also one of no area
-    rows, best_scores = taken_in_graph(scores, keeps, most) if fused.EXPORTING else taken(scores, keeps, most)
+    rows, best_scores = (
+        nms_loop_in_graph(scores, keeps, most) if fused.EXPORTING else nms_loop(scores, keeps, most)
+    )
     exists = best_scores > float("-inf")
     return rows * exists, exists
 
 
-def taken(scores: Tensor, keeps: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The rows (B, most) that the turns of `nms` take, and their scores; -inf where none was left."""
+def nms_loop(scores: Tensor, keeps: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The rows (B, most) that the steps of `nms` take, and their scores; -inf where none was left."""
     left, rows, best_scores = scores, [], []
     for _ in range(most):
-        left, best, score = take(left, keeps)
+        left, best, score = nms_step(left, keeps)
         rows.append(best)
         best_scores.append(score)
     return torch.cat(rows, dim=-1), torch.cat(best_scores, dim=-1)
 
 
-def taken_in_graph(scores: Tensor, keeps: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """`taken` as one loop of a graph: a hundred turns one after the other would take a minute to export."""
+def nms_loop_in_graph(scores: Tensor, keeps: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """`nms_loop` as one loop of a graph: a hundred steps one after the other would take a minute."""
 
     def unfinished(turn: Tensor, left: Tensor, rows: Tensor, best_scores: Tensor, keeps: Tensor) -> Tensor:
         return turn < most
 
-    def next_turn(
+    def next_step(
         turn: Tensor, left: Tensor, rows: Tensor, best_scores: Tensor, keeps: Tensor
     ) -> tuple[Tensor, ...]:
-        left, best, score = take(left, keeps)
+        left, best, score = nms_step(left, keeps)
         here = torch.arange(most, device=turn.device) == turn
         rows, best_scores = torch.where(here, best, rows), torch.where(here, score, best_scores)
         return turn + 1, left, rows, best_scores, keeps.clone()
@@ -127,11 +129,11 @@ def taken_in_graph(scores: Tensor, keeps: Tensor, most: int) -> tuple[Tensor, Te
     first = torch.zeros((), dtype=torch.int64, device=scores.device)
     empty = scores.new_zeros(len(scores), most)
     state = (first, scores, empty.long(), empty, keeps)
-    _, _, rows, best_scores, _ = while_loop(unfinished, next_turn, state)
+    _, _, rows, best_scores, _ = while_loop(unfinished, next_step, state)
     return rows, best_scores
 
 
-def take(left: Tensor, keeps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def nms_step(left: Tensor, keeps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The scores (B, N) that a turn of `nms` leaves, the row (B, 1) that it takes, and its score."""
     best = left.argmax(dim=-1, keepdim=True)  # the first of the highest; 0 if none is left
     row = keeps.gather(-2, best[..., None].expand(-1, -1, keeps.shape[-1]))  # (B, 1, N)

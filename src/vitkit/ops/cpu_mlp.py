@@ -1,4 +1,4 @@
-"""The MLP of a Transformer block in prediction on an x86 CPU, with bias and GELU within the matrix product."""
+"""The MLP in prediction on an x86 CPU, with bias and GELU within the matrix product."""
 
 import platform
 

@@ -442,6 +442,7 @@ def download_size(weights: str) -> float | None:
 
 def optimizer(recipe: Recipe) -> str:
     config = recipe.optimizer
-    name = f"SGD, momentum {config.momentum:g}" if config.kind == "sgd" else "Adam"
+    adam = "AdamW" if config.weight_decay else "Adam"  # the decay is decoupled
+    name = f"SGD, momentum {config.momentum:g}" if config.kind == "sgd" else adam
     decay = f", weight decay {config.weight_decay:g}" if config.weight_decay else ""
     return f"{name}{decay}"

@@ -19,7 +19,7 @@ from vitkit.runs.folder import (
     MODEL,
     RESULT,
     Result,
-    as_begun,
+    as_starting_version,
     changed_flags,
     check_recipe,
     has_learned,
@@ -33,7 +33,7 @@ from vitkit.runs.provenance.fingerprint import (
     compare,
     remembered_splits,
     summary,
-    with_marks,
+    with_hashes,
 )
 from vitkit.training.checkpoint import complete
 from vitkit.training.schedule import Duration, parse_stages
@@ -77,6 +77,10 @@ class Request:
         defaults = {field.name: field.default for field in fields(Training) if field.name not in MACHINE}
         folder = None if out == usual_folder(self.data) else out
         return self.command(**defaults | {"out": folder, "more_steps": steps, "accept_changed_data": accept})
+
+    def in_new_folder(self, out: Path) -> str:
+        """The same command with the next free folder beside `out`, where it does not resume a run."""
+        return self.command(out=next(path for path in numbered(out) if not path.exists()))
 
     def command(self, **changes: object) -> str:
         """The same command with some options changed."""
@@ -163,9 +167,9 @@ def occupied(folder: Path, request: Request) -> str | None:
     if request.folds and not folds:
         return "a run without --folds"
     if request.options.more_steps:
-        changed = changed_flags(old, as_begun(folder, with_options(old, request)))
+        changed = changed_flags(old, as_starting_version(folder, with_options(old, request)))
     else:
-        changed = changed_flags(old, as_begun(folder, with_stored_choices(request, old)))
+        changed = changed_flags(old, as_starting_version(folder, with_stored_choices(request, old)))
     return f"another run ({', '.join(changed)})" if changed else None
 
 
@@ -185,7 +189,7 @@ def resumed_recipe(request: Request, out: Path) -> Recipe | None:
     if old is None:
         return None
     first = out if (out / RECIPE).exists() else folder_of(out, 1)
-    recipe = as_begun(first, with_stored_choices(request, old))
+    recipe = as_starting_version(first, with_stored_choices(request, old))
     return recipe if has_learned(first) or not changed_flags(old, recipe) else None
 
 
@@ -228,7 +232,7 @@ def extended_recipe(request: Request, out: Path) -> Recipe:
             code="run.not-found",
         )
     old = read_recipe(out / RECIPE)
-    if changed := changed_flags(old, as_begun(out, with_options(old, request))):
+    if changed := changed_flags(old, as_starting_version(out, with_options(old, request))):
         raise Error(
             f"--more-steps {steps} keeps the settings of the run in {out}, but these differ: "
             f"{', '.join(changed)}. Omit them, or start a new run from the model: --weights {out}",
@@ -271,7 +275,7 @@ def already_finished(request: Request, out: Path, opener: SplitCache) -> Result 
     check_recipe(out, old, recipe)
     if recipe.against and not (out / REMOVED).exists():
         return None  # the duplicates to remove are not known yet
-    splits = with_marks(opener(recipe, out))
+    splits = with_hashes(opener(recipe, out))
     data = compare(splits, summary(splits), out, recipe.task.labelled)
     done = finished(out, old)
     if data.changes and not (request.options.accept_changed_data and data.same_classes):

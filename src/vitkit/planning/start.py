@@ -1,4 +1,4 @@
-"""What a run starts from, known before any number of it is read: its sizes, and the resolution that fits."""
+"""The configuration that a run starts from, before any weights are read, and the resolution that fits it."""
 
 from dataclasses import replace
 from pathlib import Path

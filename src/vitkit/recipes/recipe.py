@@ -16,6 +16,7 @@ from vitkit.options import parse_train, part_of
 from vitkit.recipes import values
 from vitkit.recipes.values import (
     GROUPED,
+    SYNONYMS,
     ModelOptions,
     TaskOptions,
     build,
@@ -104,7 +105,7 @@ class Recipe:
     optimizer: OptimizerConfig = OptimizerConfig()
     train: str = "all"  # or head, last-N (the last N blocks, final norm and head), lora (adapters and head)
     lora: LoRA = LoRA()  # settings of train=lora
-    objective: str = "classify"  # the task; masked needs no labels
+    objective: str = "classify"  # the task, as --task names it
     task_options: TaskOptions = TaskOptions()  # settings of the task, as in masked.rate=0.15
     loss: str = "softmax"
     label_smoothing: float = 0.0  # 0: none
@@ -116,9 +117,7 @@ class Recipe:
     stochastic_depth: float = 0.0  # rate of the last layer; 0: none
 
     val: float = 0.1  # share of train for validation, if the data has no val split
-    val_images: tuple[
-        int, ...
-    ] = ()  # fewest and most images of val; fewer than that, or than classes: no val
+    val_images: tuple[int, ...] = ()  # fewest and most images of val; fewer, or than classes: none
     test: float = 0.1  # share of train for testing, if the data has no test split
     evaluations: int = 10  # number of validations, at regular intervals
     fewshot: str = ""  # data for few-shot accuracy at each evaluation; empty: none, or own labels; none: off
@@ -270,7 +269,9 @@ def ungroup(change: str) -> str:
     """'data.batch=64' with the field's own name: 'batch=64'."""
     name, text = name_and_text(change)
     own, known = own_name(name), [f.name for f in fields(Recipe)]
-    if own.partition(".")[0] not in known:
+    if own == "optimizer.kind" and text.lower() == "adamw":
+        text = "adam"  # which has AdamW's decoupled weight decay
+    if own.partition(".")[0] not in known or name in SYNONYMS:
         raise unknown(name, known, [*GROUPED, *settings(Recipe(name="any"))])
     return f"{own}={text}"
 

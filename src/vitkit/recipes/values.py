@@ -16,6 +16,16 @@ KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or
 EXPECTED = {  # by the type of a field: what its text must be
     int: "a whole number", float: "a number", bool: "true or false", tuple: "values with commas between them",
 }  # fmt: skip
+SYNONYMS = {  # fields by the names that other tools use
+    "lr": "schedule.rate", "learning_rate": "schedule.rate", "optimizer.lr": "schedule.rate",
+    "lr_scheduler": "schedule.decay", "scheduler": "schedule.decay", "warmup_steps": "schedule.warmup",
+    "wd": "optimizer.weight_decay", "clip_grad": "optimizer.clip", "grad_clip": "optimizer.clip",
+    "opt": "optimizer.kind", "ema": "optimizer.average", "ema_decay": "optimizer.average",
+    "batch_size": "batch", "bs": "batch", "img_size": "image_size", "resolution": "image_size",
+    "imgsz": "image_size", "drop_path": "stochastic_depth", "drop_path_rate": "stochastic_depth",
+    "smoothing": "label_smoothing", "random_erasing": "erasing", "reprob": "erasing", "aa": "randaugment",
+    "auto_augment": "randaugment", "early_stopping": "patience", "pretrained": "weights",
+}  # fmt: skip
 TRUTH = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
 
 
@@ -61,7 +71,7 @@ def unknown(name: str, known: Collection[str], others: Collection[str] = ()) -> 
     """
     first = name.partition(".")[0]
     names = [*known, *others]
-    parts = [whole for whole in names if whole.rpartition(".")[2] == name]
+    parts = [whole for whole in names if whole.rpartition(".")[2] == name or whole == SYNONYMS.get(name)]
     hint = ""
     if name not in names:
         hint = did_you_mean(name, names, matches=parts) or did_you_mean(first, known)

@@ -64,7 +64,7 @@ def is_dense(run: Run) -> bool:
     return any(test_of(run).get(key) is not None for key in DENSE)
 
 
-def same_but_seed(runs: Sequence[Run]) -> bool:
+def differ_only_in_seed(runs: Sequence[Run]) -> bool:
     return not changed(runs) - SEEDED and len({run["recipe"].get("seed") for run in runs}) == len(runs)
 
 
@@ -80,7 +80,7 @@ def lead_of(runs: Sequence[Run]) -> Markup:
     if not finished:
         return headline_markup("No result yet", "none of these runs is finished")
     shares = [value for run in finished if (value := share(run)) is not None]
-    if same_but_seed(runs) and len(shares) == len(finished) > 1:
+    if differ_only_in_seed(runs) and len(shares) == len(finished) > 1:
         count = test_of(finished[0])["images"]
         return (dense_headline if is_dense(finished[0]) else mean_headline)(
             shares, headline(finished[0]), count

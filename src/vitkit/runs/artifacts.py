@@ -57,7 +57,7 @@ Unusable = Mapping[str, Mapping[str, str]]  # by split: files and why they are u
 
 
 @contextmanager
-def harmless(name: str, say: Say) -> Iterator[None]:
+def warn_on_error(name: str, say: Say) -> Iterator[None]:
     """Inside, an error is only printed: a run must not fail because of its report."""
     try:
         yield
@@ -86,7 +86,7 @@ def begin(
 
     A resumed run keeps the first environment and adds its own to the list `later`.
     """
-    with harmless("environment.json", say):
+    with warn_on_error("environment.json", say):
         data = {
             "images": {name: len(part) for name, part in splits.items()},
             "classes": len(splits["train"].classes),
@@ -99,10 +99,10 @@ def begin(
         if first:
             environment = first | {"later": [*first.get("later", []), {"step": step} | environment]}
         keep(path, environment)
-    with harmless(SHOWN, say):
+    with warn_on_error(SHOWN, say):
         if not (out / SHOWN).exists():
             write_shown(out, task)
-    with harmless("doctor.json", say):
+    with warn_on_error("doctor.json", say):
         if doctor and not (out / "doctor.json").exists():
             keep(out / "doctor.json", look(splits))
 
@@ -151,22 +151,22 @@ def finish(
     gathered = runtime.all_gather_object(unusable)
     if not runtime.is_main:
         return
-    with harmless("unusable.json", say):
+    with warn_on_error("unusable.json", say):
         keep(out / "unusable.json", listed(gathered))
-    with harmless(SAMPLES, say):
+    with warn_on_error(SAMPLES, say):
         if task.predicts:
             examples = task.examples(metrics, source, model, partial(image_outputs, model.to(runtime.device)))
             keep(out / SAMPLES, examples or sample_images(
                 source, task, task.mistakes(metrics), model, runtime.device
             ))  # fmt: skip
     if accuracy := task.mistakes(metrics):
-        with harmless("mistakes.json", say):
+        with warn_on_error("mistakes.json", say):
             keep(out / "mistakes.json", mistakes(source, accuracy, model, runtime.device, say))
-        with harmless(PREDICTIONS, say):
+        with warn_on_error(PREDICTIONS, say):
             write_predictions(out, source, accuracy)
-        with harmless(MISTAKES, say):
+        with warn_on_error(MISTAKES, say):
             write_mistakes(out / MISTAKES, source, accuracy)
-    with harmless("report.html", say):
+    with warn_on_error("report.html", say):
         write_run_page(out)
 
 
@@ -184,11 +184,11 @@ def listed(gathered: Sequence[Unusable]) -> dict[str, Any]:
 
 def mistakes(source: Source, accuracy: Accuracy, model: Model, device: str, say: Say) -> dict[str, Any]:
     """The most confident mistakes, the confusions, the calibration and the least confident correct images."""
-    ordered = wrong_ones(accuracy)
+    ordered = wrong_rows(accuracy)
     worst = ordered[:KEPT]
     rising = accuracy.confidence.argsort(stable=True)
     least = rising[accuracy.correct[rising]][:LEAST].tolist()
-    examples = pictured(source, accuracy, [*worst, *least], model, device, say)
+    examples = mistake_pictures(source, accuracy, [*worst, *least], model, device, say)
     return {
         "images": accuracy.images, "wrong": len(ordered), "pairs": pairs(accuracy, source.classes),
         "calibration": bins(accuracy.confidence, accuracy.correct),
@@ -197,7 +197,7 @@ def mistakes(source: Source, accuracy: Accuracy, model: Model, device: str, say:
     }  # fmt: skip
 
 
-def wrong_ones(accuracy: Accuracy) -> list[int]:
+def wrong_rows(accuracy: Accuracy) -> list[int]:
     """The rows that are wrong, the most confident first."""
     wrong = torch.nonzero(~accuracy.correct)[:, 0]
     return wrong[accuracy.confidence[wrong].argsort(descending=True, stable=True)].tolist()
@@ -210,7 +210,7 @@ def write_mistakes(path: Path, source: Source, accuracy: Accuracy) -> None:
         with beside.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(("file", "truth", "said", "confidence"))
-            for row in wrong_ones(accuracy):
+            for row in wrong_rows(accuracy):
                 names = (source.keys[int(accuracy.index[row])], source.classes[int(accuracy.truth[row])],
                          source.classes[int(accuracy.predicted[row])])  # fmt: skip
                 rows.writerow([*map(csv_cell, names), f"{float(accuracy.confidence[row]):.6f}"])
@@ -218,7 +218,7 @@ def write_mistakes(path: Path, source: Source, accuracy: Accuracy) -> None:
     replace_file(path, write)
 
 
-def pictured(
+def mistake_pictures(
     source: Source, accuracy: Accuracy, rows: Sequence[int], model: Model, device: str, say: Say
 ) -> dict[int, dict[str, Any]]:
     """For each row the true and the predicted class, a thumbnail, and one overlaid with attention."""
@@ -233,8 +233,8 @@ def pictured(
         images = {row: in_patches(image, model.config.stride) for row, image in images.items()}
     maps: Sequence[np.ndarray | None] = [None] * len(images)
     if images and isinstance(model, ViT) and model.config.depth:
-        with harmless("attention over the mistakes", say):
-            maps = attended(model.to(device), torch.stack([*images.values()]))
+        with warn_on_error("attention over the mistakes", say):
+            maps = rollout_maps(model.to(device), torch.stack([*images.values()]))
     classes, examples = source.classes, {}
     for (row, image), heat in zip(images.items(), maps, strict=True):
         small = resized(image.permute(1, 2, 0).numpy())
@@ -247,7 +247,7 @@ def pictured(
     return examples
 
 
-def attended(model: ViT, images: Tensor) -> list[np.ndarray]:
+def rollout_maps(model: ViT, images: Tensor) -> list[np.ndarray]:
     """Attention rollout, (h, w) for each of the uint8 images (B, 3, H, W)."""
     inputs = normalise(images, model.preprocessing.mean, model.preprocessing.std)
     return list(attention_rollout(model, inputs, batch=4))
@@ -287,14 +287,14 @@ def keep_batch(
     """Write the first training batch as the model sees it into the run folder, without affecting training."""
     if (out / BATCH).exists():
         return
-    with harmless(BATCH, say):
+    with warn_on_error(BATCH, say):
         images, labels = first_images(recipe, source, order, partial(task.visible, model, order, 0))
         named = [label_shares(row, source.classes) if task.classifies else [] for row in labels]
         small = [resized(image.permute(1, 2, 0).numpy()) for image in images]
         sheet = contact_sheet([Image.fromarray(pixels) for pixels in small], named)
         replace_file(out / PICTURE, lambda beside: sheet.save(beside, "JPEG", quality=88))
         pictures = [{"image": jpeg(pixels), "labels": row} for pixels, row in zip(small, named, strict=True)]
-        shown = {"step": 0, "of": recipe.batch, "how": how_made(recipe), "images": pictures}
+        shown = {"step": 0, "of": recipe.batch, "how": augmentation_text(recipe), "images": pictures}
         keep(out / BATCH, shown | ({"legend": legend(source.classes)} if task.targets else {}))
 
 
@@ -328,7 +328,7 @@ def label_shares(row: Tensor, classes: Sequence[str]) -> list[tuple[str, float]]
     return [(classes[i], round(float(row[i]), 4)) for i in best if row[i] >= 0.005]
 
 
-def how_made(recipe: Recipe) -> str:
+def augmentation_text(recipe: Recipe) -> str:
     """A description of the augmentation."""
     used = {
         "random crops": recipe.crop in ("inception", "resized", "random", "squash-random"),

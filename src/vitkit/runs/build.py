@@ -20,6 +20,7 @@ from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source, from_rows, walk
 from vitkit.data.sources.sparse_labels import SparseLabels
 from vitkit.data.splits import Placed, complete, join, subset, with_noise
+from vitkit.data.targets import kind_names
 from vitkit.datasets.opening import open_all, open_data
 from vitkit.errors import Error, similar_path
 from vitkit.io.files import replace_file
@@ -282,7 +283,7 @@ def with_labels(place: str, opened: dict[str, Source]) -> dict[str, Source]:
     needs = {"segment": "mask", "detect": "boxes", "instances": "instances"}
     tasks = [task for task, kind in needs.items() if kind in kinds]
     raise Error(
-        f"{place} has {' and '.join(sorted(kinds))}, but no label for each image, which a classifier needs; "
+        f"{place} has {kind_names(kinds)}, but no label for each image, which a classifier needs; "
         f"use --task {' or --task '.join(tasks)}",
         code="data.labels",
     )

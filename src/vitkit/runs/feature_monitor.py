@@ -22,7 +22,7 @@ from vitkit.runs.context import RunContext
 from vitkit.runs.features import (
     Extractor,
     Features,
-    Learning,
+    FewShotTraining,
     accuracies,
     choose,
     labels_of,
@@ -112,7 +112,7 @@ class LabelledFeatures:
         source, there = self.data.reference, np.zeros(len(self.data.reference), dtype=bool)
         there[self.reference.index.numpy()] = True
         shots = min(shots, int(np.unique(source.labels[there], return_counts=True)[1].min()))
-        learning = Learning(source, self.reference, tuple(choose(source, shots, draws, there)))
+        learning = FewShotTraining(source, self.reference, tuple(choose(source, shots, draws, there)))
         scores = accuracies(learning, shots, self.data.classified, self.classified, (L2,))[:, 0].tolist()
         facts = mean_and_interval(scores, len(self.classified.x))
         images = len(self.classified.x)

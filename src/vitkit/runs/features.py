@@ -88,7 +88,7 @@ class Extractor:
     def compute(self, source: Source) -> Features:
         """The features of every usable image of a source."""
         self.model.eval()
-        runtime, view = self.runtime, self.wide_view
+        runtime, view = self.runtime, self.uncropped_view
         bad = BadFiles(1.0, lambda key, why: self.log(f"skipped: {key}: {why}"))
         mine = slice(runtime.rank, None, runtime.world)
         batches = evaluation_batches(source, view, self.batch, places=mine, workers=self.workers, bad=bad)
@@ -111,7 +111,7 @@ class Extractor:
         return features(self.model, centre(images, self.model.config.image_size))
 
     @cached_property
-    def wide_view(self) -> View:
+    def uncropped_view(self) -> View:
         """The transform before the central crop, which is a no-op for view="model"."""
         size = self.model.config.image_size
         if self.view == "model":
@@ -124,7 +124,8 @@ class Extractor:
         """SHA-256 of everything that decides the features, except the images."""
         model = self.model
         about = {"version": VERSION, "kind": type(model).__name__, "config": asdict(model.config),
-                 "preprocessing": asdict(model.preprocessing), "view": asdict(self.wide_view)}  # fmt: skip
+                 "preprocessing": asdict(model.preprocessing),
+                 "view": asdict(self.uncropped_view)}  # fmt: skip
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for name, tensor in sorted(model.state_dict().items()):
             values = tensor.detach().cpu().contiguous()
@@ -255,7 +256,7 @@ def possible_shots(train: Source) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Learning:
+class FewShotTraining:
     """Training images with their features, and the images that each seed chooses."""
 
     source: Source
@@ -283,7 +284,7 @@ def choose(train: Source, shots: int, seeds: int, usable: np.ndarray | None = No
     ]
 
 
-def learn_from(extractor: Extractor, train: Source, shots: int, seeds: int) -> Learning:
+def few_shot_features(extractor: Extractor, train: Source, shots: int, seeds: int) -> FewShotTraining:
     """The features of only those images that a seed chooses.
 
     An unusable image is replaced by the next one of its class.
@@ -294,20 +295,20 @@ def learn_from(extractor: Extractor, train: Source, shots: int, seeds: int) -> L
         indices = np.unique(np.concatenate(chosen))
         features = extractor.features(train.take(indices))
         if len(features.index) == len(indices):
-            return Learning(train, Features(features.x, torch.from_numpy(indices)), tuple(chosen))
+            return FewShotTraining(train, Features(features.x, torch.from_numpy(indices)), tuple(chosen))
         usable[np.delete(indices, features.index.numpy())] = False
 
 
-def learn_from_all(extractor: Extractor, train: Source, shots: int, seeds: int) -> Learning:
+def all_features(extractor: Extractor, train: Source, shots: int, seeds: int) -> FewShotTraining:
     """The same with the features of every training image, for callers that need them anyway."""
     features = extractor.features(train)
     usable = np.zeros(len(train), dtype=bool)
     usable[features.index.numpy()] = True
-    return Learning(train, features, tuple(choose(train, shots, seeds, usable)))
+    return FewShotTraining(train, features, tuple(choose(train, shots, seeds, usable)))
 
 
 def accuracies(
-    learning: Learning, shots: int, test: Source, test_features: Features, grid: tuple[float, ...]
+    learning: FewShotTraining, shots: int, test: Source, test_features: Features, grid: tuple[float, ...]
 ) -> np.ndarray:
     """(seeds, penalties): the accuracy on the test images."""
     labels, truth = learning.labels, labels_of(test, test_features)
@@ -355,7 +356,7 @@ class FewShot:
             log=(lambda text: None) if self.reported else log,
         )  # fmt: skip
         self.reported = True
-        learning = learn_from(extractor, self.train, self.shots, self.seeds)
+        learning = few_shot_features(extractor, self.train, self.shots, self.seeds)
         test = extractor.features(self.test)
         if runtime.device.startswith("cuda"):  # evaluates many draws at once
             test = Features(test.x.to(runtime.device), test.index)

@@ -125,10 +125,10 @@ def stopping(out: Path) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         if str(stop):
             raise
-        raise KeyboardInterrupt(f"stopped; {remains(out)}") from None
+        raise KeyboardInterrupt(f"stopped; {resume_hint(out)}") from None
 
 
-def remains(out: Path) -> str:
+def resume_hint(out: Path) -> str:
     """What the same command does after an interrupted run, for a message."""
     if checkpoints := complete(out / "checkpoints"):
         return f"the same command resumes at step {int(checkpoints[-1].name.removeprefix('step-'))}"
@@ -141,7 +141,7 @@ def claim(out: Path, recipe: Recipe) -> Recipe:
     """Write recipe.json; refuse another recipe once the folder holds a checkpoint. Returns the one to use."""
     path = out / "recipe.json"
     old = read_recipe(path) if path.exists() else None
-    version, recipe = begun_by(out), as_begun(out, recipe)
+    version, recipe = starting_version(out), as_starting_version(out, recipe)
     if old == recipe:
         return recipe
     if old and not has_learned(out):  # a run that saved nothing
@@ -158,15 +158,15 @@ def claim(out: Path, recipe: Recipe) -> Recipe:
     return recipe
 
 
-def begun_by(out: Path) -> int:
+def starting_version(out: Path) -> int:
     """The recipe version that the run in a folder started with; the current one where nothing was saved."""
     path = out / "recipe.json"
     return read_version(path) if path.exists() and has_learned(out) else VERSION
 
 
-def as_begun(out: Path, recipe: Recipe) -> Recipe:
+def as_starting_version(out: Path, recipe: Recipe) -> Recipe:
     """The recipe as the version that started the run in the folder would have read it."""
-    return as_meant(recipe, begun_by(out))
+    return as_meant(recipe, starting_version(out))
 
 
 def has_learned(out: Path) -> bool:
@@ -192,9 +192,8 @@ def changed_flags(old: Recipe, new: Recipe) -> list[str]:
     if same_place(old.data, new.data):
         allowed.add("data")
     before, after = flags(old), flags(new)
-    changed = [
-        name for name in after if before[name] != after[name] and name.partition(".")[0] not in allowed
-    ]
+    both = [name for name in after if name in before]  # options of a task are those of one of the two alone
+    changed = [name for name in both if before[name] != after[name] and name.partition(".")[0] not in allowed]
     texts = []
     for name in changed:
         (flag, value), (new_flag, new_value) = before[name], after[name]
@@ -258,7 +257,7 @@ def take(out: Path, recipe: Recipe, stack: ExitStack) -> Recipe:
     return claim(out, recipe)
 
 
-def news(damaged: Sequence[str], before: Any, now: dict[str, Any]) -> Iterator[str]:
+def resume_messages(damaged: Sequence[str], before: Any, now: dict[str, Any]) -> Iterator[str]:
     """Messages for a resumed run: damaged checkpoints, and differences between the machines."""
     for name in damaged:
         yield f"{name} is damaged and was skipped"

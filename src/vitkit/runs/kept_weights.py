@@ -145,7 +145,7 @@ def kept_model(task: Task, module: nn.Module) -> Model:
 
 def save_best(task: Task, module: nn.Module, path: Path, *, main: bool) -> None:
     """Save the current weights: as a model file or, where the module is more, all that it has."""
-    if is_plain(task, module):
+    if is_unwrapped(task, module):
         model = kept_model(task, module)
         if main:
             save(model, path)
@@ -157,9 +157,9 @@ def save_best(task: Task, module: nn.Module, path: Path, *, main: bool) -> None:
 
 def load_best(task: Task, module: nn.Module, path: Path) -> None:
     """Load those weights into the module, which may be sharded."""
-    fill(module, load(path).state_dict() if is_plain(task, module) else load_file(path))
+    fill(module, load(path).state_dict() if is_unwrapped(task, module) else load_file(path))
 
 
-def is_plain(task: Task, module: nn.Module) -> bool:
+def is_unwrapped(task: Task, module: nn.Module) -> bool:
     """Whether the module to train is a model as files hold it: no wrapper of its task, no adapters."""
     return task.extract(module) is module and not has_lora(module)

@@ -13,7 +13,7 @@ from vitkit.io.files import replace_file
 from vitkit.metrics.intervals import percent, wilson
 from vitkit.recipes.recipe import VERSION, Recipe, as_meant, read_recipe
 from vitkit.runs.build import Opener, open_splits
-from vitkit.runs.folder import MODEL, Result, RunOptions, begun_by, read_result
+from vitkit.runs.folder import MODEL, Result, RunOptions, read_result, starting_version
 from vitkit.runs.page import BIT
 from vitkit.runs.provenance.fingerprint import check_data
 from vitkit.runs.run import run
@@ -51,7 +51,7 @@ class Subruns:
 
     def finished(self, recipe: Recipe, name: str) -> Result:
         """The result of a run; an earlier result is reused if the data has not changed."""
-        out, recipe = self.out / name, as_meant(recipe, self.begun_by())
+        out, recipe = self.out / name, as_meant(recipe, self.starting_version())
         path, stored = out / "result.json", out / "recipe.json"
         if path.exists() and stored.exists() and read_recipe(stored) == recipe:
             splits, accept = self.opener(recipe, out), self.options.accept_changed_data
@@ -59,9 +59,11 @@ class Subruns:
             return read_result(path)
         return run(recipe, out, self.runtime, self.options, self.opener)
 
-    def begun_by(self) -> int:
+    def starting_version(self) -> int:
         """The earliest recipe version in the folder: runs that are compared must read recipes alike."""
-        return min((begun_by(path.parent) for path in self.out.glob("*/recipe.json")), default=VERSION)
+        return min(
+            (starting_version(path.parent) for path in self.out.glob("*/recipe.json")), default=VERSION
+        )
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ from vitkit.runs.folder import (
     OutOfMemoryRun,
     Result,
     RunOptions,
-    news,
-    remains,
+    resume_hint,
+    resume_messages,
     signals,
     take,
 )
@@ -152,7 +152,7 @@ def resume(out: Path, state: TrainState, runtime: Runtime, messages: list[str]) 
     checkpoint, damaged = runtime.broadcast(latest(out / "checkpoints") if runtime.is_main else None)
     start = {"best": None, "since": 0, "seconds": 0.0}
     progress = load_checkpoint(checkpoint, state) if checkpoint else start
-    messages += news(damaged, progress.pop("machine", {}), runtime.describe())
+    messages += resume_messages(damaged, progress.pop("machine", {}), runtime.describe())
     return progress
 
 
@@ -206,7 +206,7 @@ class Trainer:
             except OutOfMemory as error:
                 raise OutOfMemoryRun(str(error)) from None
             except ChildProcessError as error:  # a data loader worker
-                raise ChildProcessError(f"{error}; {remains(run.out)}") from None
+                raise ChildProcessError(f"{error}; {resume_hint(run.out)}") from None
             if self.validator.is_due_at_end():
                 self.validate()
             with run.counting("saving"):

@@ -43,7 +43,7 @@ def sample_images(
             for row in rows
         }
     else:
-        predicted = answered(task, model.to(device), views)
+        predicted = predicted_labels(task, model.to(device), views)
     images = [
         {"key": str(source.keys[i]), "image": jpeg(resized(view.permute(1, 2, 0).numpy())),
          "truth": true_labels(source, i), "predicted": predicted[i]}
@@ -71,7 +71,9 @@ def viewed(source: Source, chosen: Sequence[int], model: Model) -> dict[int, Ten
     return views
 
 
-def answered(task: Task, model: Model, views: dict[int, Tensor]) -> dict[int, list[tuple[str, float]]]:
+def predicted_labels(
+    task: Task, model: Model, views: dict[int, Tensor]
+) -> dict[int, list[tuple[str, float]]]:
     """The most probable labels of each image; none for tasks that predict something else."""
     if not views:
         return {}

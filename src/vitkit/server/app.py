@@ -40,7 +40,7 @@ Reject = Annotated[
         max_length=50,
         description="reject an image if the probability of its likeliest label is below this number, or with "
         "'model' below the threshold of the model; each result then has the field rejected. For a detector: "
-        "the least score of a box",
+        "the minimum score of a box",
     ),
 ]
 ToResult = Callable[[Any], dict[str, Any]]  # the output for one image -> its JSON fields

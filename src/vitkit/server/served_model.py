@@ -130,7 +130,7 @@ class Served:
             "task": model.task,
             "multilabel": model.multilabel,
             "reject_below": model.reject_below or None,
-            "threshold": getattr(task_of(model), "threshold", None),  # the least score of a detection
+            "threshold": getattr(task_of(model), "threshold", None),  # the minimum score of a detection
             "preprocessing": {"resize": model.preprocessing.resize, "crop": model.preprocessing.crop},
             "engine": self.engine.name,
             "device": self.runtime.device,

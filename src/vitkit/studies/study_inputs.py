@@ -11,7 +11,7 @@ from vitkit.errors import Error
 from vitkit.io.files import replace_file, sha256
 from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.values import TaskOptions
-from vitkit.runs.provenance.fingerprint import is_same, summary, with_marks, with_sizes
+from vitkit.runs.provenance.fingerprint import is_same, summary, with_hashes, with_sizes
 from vitkit.studies.folder import PLAN, existing_plan, is_finished, read_plan, write_plan
 from vitkit.studies.scale import study as named_study
 from vitkit.studies.study import Plan
@@ -82,7 +82,7 @@ def data_content(place: str) -> dict[str, Any]:
     opened = open_data(data_and_part(place)[0])  # before vitkit splits off test images
     first = next(iter(opened))
     splits = opened if "train" in opened else {"train" if n == first else n: p for n, p in opened.items()}
-    return summary(with_sizes(with_marks(splits)))
+    return summary(with_sizes(with_hashes(splits)))
 
 
 def compare(

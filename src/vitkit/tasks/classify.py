@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
+from vitkit.data.targets import kind_names
 from vitkit.data.views import normalise
 from vitkit.errors import Error
 from vitkit.metrics.classification import Accuracy, accuracy
@@ -184,7 +185,7 @@ def check_labels(source: Source) -> None:
     """Raise an error for data that has masks or boxes instead of labels."""
     if source.targets is not None:
         raise Error(
-            f"{source.name} has {' and '.join(sorted(source.targets.kinds))}, but no label for each image, "
+            f"{source.name} has {kind_names(source.targets.kinds)}, but no label for each image, "
             "which a classifier needs",
             code="data.labels",
         )

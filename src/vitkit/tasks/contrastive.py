@@ -88,7 +88,7 @@ class MomentumContrast(StudentTeacher):
             return (features[: len(first)], *queries, *keys)
         world = dist.get_world_size() if dist.is_initialized() else 1
         loss, correct = contrast(queries, keys, used, -(-batch // world), self.temperature)
-        return loss, correct, spread_of(features.detach(), used)
+        return loss, correct, std_of_views(features.detach(), used)
 
 
 def contrast(
@@ -125,7 +125,7 @@ def info_nce(
 
 
 @torch.no_grad()
-def spread_of(features: Tensor, used: Tensor) -> Tensor:
+def std_of_views(features: Tensor, used: Tensor) -> Tensor:
     """`feature_std` of both views (2 B, D) of the images of all processes."""
     unit = F.normalize(features, dim=1) * used.repeat(2)[:, None]
     total = torch.cat([unit.sum(0), unit.square().sum(0), 2 * used.sum()[None].to(unit.dtype)])
@@ -196,7 +196,7 @@ class Contrastive(SelfSupervised):
         p = model.preprocessing
 
         def loss(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            check_whole(batch)
+            check_full_batch(batch)
             views = [normalise(images, p.mean, p.std) for images in (batch["image"], batch["second"][:, 0])]
             used = batch["used"] > 0
             each, correct, std = module(*views, used, batch["counts"].shape[-1])
@@ -252,7 +252,7 @@ class Contrastive(SelfSupervised):
         if not len(table):
             raise Error("there are no images to evaluate", code="data.empty")
         groups = table[:, width:].tensor_split(-(-len(table) // GROUP))
-        loss = sum(float(whole_loss(group, self.temperature).double().sum()) for group in groups)
+        loss = sum(float(full_batch_loss(group, self.temperature).double().sum()) for group in groups)
         features = table[:, :width]
         return FeatureMetrics(
             len(table), loss / len(table), float(feature_std(features)), effective_rank(features)
@@ -266,7 +266,7 @@ def centre(images: Tensor) -> Tensor:
     return F.interpolate(part, (height, width), mode="bilinear", align_corners=False)
 
 
-def whole_loss(rows: Tensor, temperature: float) -> Tensor:
+def full_batch_loss(rows: Tensor, temperature: float) -> Tensor:
     """The loss of each image, (B,), from the queries and keys of all images, (B, 4 E)."""
     *queries, first, second = rows.chunk(4, dim=1)
     own, all_used = torch.arange(len(rows)), torch.ones(len(rows), dtype=torch.bool)
@@ -293,7 +293,7 @@ def with_counts(total: int, step: int, batch: Batch) -> Batch:
     return batch | {"used": used, "counts": counts}
 
 
-def check_whole(batch: Batch) -> None:
+def check_full_batch(batch: Batch) -> None:
     """Refuse a part of a batch: the loop makes parts when memory is short, which would change the loss.
 
     A blank row, which stands for no image, is allowed.

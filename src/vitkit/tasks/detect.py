@@ -35,8 +35,8 @@ from vitkit.tasks.task import (
     Answer,
     Batch,
     Evaluation,
-    Likeness,
     Objective,
+    OutputAgreement,
     Sizes,
     SummedObjective,
     register,
@@ -99,7 +99,7 @@ class SetObjective(SummedObjective):
 @register
 @dataclass(frozen=True, kw_only=True)
 class Detect(ObjectTask):
-    """Boxes of objects: which detector, how training images are scaled, and which boxes are answers."""
+    """Boxes of objects: which detector, how training images are scaled, and which boxes are predicted."""
 
     name: ClassVar[str] = "detect"
     targets: ClassVar[str] = "boxes"
@@ -112,7 +112,7 @@ class Detect(ObjectTask):
 
     head: str = "auto"  # fcos, which learns from few images; yolos; rf-detr; auto: as the weights, else fcos
     scale: tuple[float, float] = (0.5, 2.0)  # of training images, relative to the size that fits the view
-    threshold: float = USUAL  # the least score of a box that is an answer
+    threshold: float = USUAL  # the minimum score of a predicted box
     overlap: float = 0.6  # IoU above which FCOS drops the box of lower score of the same class
     detections: int = 100  # boxes of an image, and tokens of a new YOLOS; a new RF-DETR has 300 queries
     channels: int = 0  # of the pyramid and head of FCOS; 0: 128 for a narrow ViT, 256 for others
@@ -212,18 +212,18 @@ class Detect(ObjectTask):
     def output_shape(self, config: Any) -> tuple[int | None, ...]:
         return None, config.detections, COLUMNS
 
-    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> Likeness:
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> OutputAgreement:
         """Each detection has a partner of its class whose box and score differ by at most the tolerance.
 
         A few may lack one, since suppression turns the least difference into another set of boxes.
         """
         pairs = list(zip(reference.double().cpu(), outputs.double().cpu(), strict=True))
         both_ways = (*pairs, *(pair[::-1] for pair in pairs))
-        gaps = torch.cat([apartness(*pair, tolerance / 10) for pair in both_ways])
+        gaps = torch.cat([max_difference(*pair, tolerance / 10) for pair in both_ways])
         close = gaps <= tolerance
         same = float(close.double().mean())
         others = int((~close).sum()) if 1 - same > max(ODD, tolerance) else 0
-        return Likeness(
+        return OutputAgreement(
             largest=float(gaps[close].max()) if close.any() else float(gaps.max()),
             tolerance=tolerance, same=same, others=others,
             about="box, class and score for {share} of the detections in {images} images",
@@ -248,7 +248,7 @@ class Detect(ObjectTask):
         return answers
 
 
-def apartness(rows: Tensor, others: Tensor, margin: float) -> Tensor:
+def max_difference(rows: Tensor, others: Tensor, margin: float) -> Tensor:
     """For each detection of (D, 6) the largest difference to the nearest of its class in (D, 6).
 
     Left out are those at the end of the list, by a margin of the score, whose place in it is chance; where

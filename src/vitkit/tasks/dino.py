@@ -1,4 +1,4 @@
-"""DINO: a student learns from small crops what its teacher, an average of its weights, says of large ones.
+"""DINO: from small crops a student predicts the outputs for large ones of a teacher, its averaged weights.
 
 Caron et al., "Emerging properties in self-supervised vision transformers" (2021), and its official code. Its
 schedules change from epoch to epoch or step to step; here all of them change with each step.
@@ -74,7 +74,7 @@ class Dino(SelfSupervised):
     local_size: int = 0  # their side in pixels; 0: 3/7 of the image size, as 96 of 224
     global_scale: tuple[float, float] = (0.4, 1.0)  # share of the image's area in a large crop
     local_scale: tuple[float, float] = (0.05, 0.4)  # and in a small one
-    student_temperature: float = 0.1
+    student_temperature: float = 0.1  # by which the student's logits are divided
     teacher_temperature: float = 0.04  # after its warm-up
     first_temperature: float = 0.04  # of the teacher, at the start of its warm-up
     temperature_warmup: float = 0.3  # share of the run in which it changes linearly

@@ -1,4 +1,4 @@
-"""Distillation of labels (DeiT): classification with a token that learns the answers of a frozen teacher.
+"""Distillation of labels (DeiT): classification with a token that learns the predictions of a frozen teacher.
 
 The class token learns the labels, the distillation token the answers: the teacher's best class (hard), or its
 probabilities at a temperature (soft). The saved model is a classifier whose logits are the mean of both

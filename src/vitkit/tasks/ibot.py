@@ -1,4 +1,4 @@
-"""iBOT: DINO, and the student also says what its teacher sees in patches that are hidden from the student.
+"""iBOT: DINO, and the student also predicts its teacher's outputs for patches that are masked for it.
 
 Zhou et al., "iBOT: image BERT pre-training with online tokenizer" (2022), and its official code.
 """

@@ -37,13 +37,13 @@ from vitkit.tasks.shared.object_task import (
     ObjectTask,
     keep_threshold,
 )
-from vitkit.tasks.task import Answer, Batch, Evaluation, Likeness, Prepare, Sizes, register
+from vitkit.tasks.task import Answer, Batch, Evaluation, OutputAgreement, Prepare, Sizes, register
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class Instances(ObjectTask):
-    """Masks of objects by EoMT: its size, its losses, and which objects are answers."""
+    """Masks of objects by EoMT: its size, its losses, and which objects are predicted."""
 
     name: ClassVar[str] = "instances"
     targets: ClassVar[str] = "instances"
@@ -57,15 +57,15 @@ class Instances(ObjectTask):
     }  # fmt: skip
 
     scale: tuple[float, float] = SCALE  # of training images, relative to the size that fits the view
-    queries: int = 200
+    queries: int = 200  # each a mask and a class
     joint: int = 0  # blocks that read the queries; 0: those of the weights, else 3 of 12, 4 of 24, 5 of 40
     upscale: int = -1  # blocks that double the resolution; -1: to cells of about 4 pixels
     objects: int = 100  # of an image that are learned; of more, those with the most pixels
     points: int = 12_544  # where masks are compared
-    mask_weight: float = 5.0  # of cross-entropy, dice and the classes of masks
-    dice_weight: float = 5.0
-    class_weight: float = 2.0
-    threshold: float = USUAL  # the least score of an object that is an answer
+    mask_weight: float = 5.0  # of the cross-entropy of masks in the loss
+    dice_weight: float = 5.0  # of their dice loss
+    class_weight: float = 2.0  # of the cross-entropy of their classes
+    threshold: float = USUAL  # the minimum score of a predicted object
     detections: int = 100  # of an image, the best ones
 
     # data
@@ -190,11 +190,11 @@ class Instances(ObjectTask):
         height, width = cells_of(config.image_size, config.cell)
         return None, config.queries, config.classes + 1 + height * width
 
-    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> Likeness:
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> OutputAgreement:
         """Each cell of a mask, and each logit of a class, has the same sign."""
         tolerance *= max(1.0, float(reference.abs().max()))
         other = (reference > 0) != (outputs > 0)
-        return Likeness(
+        return OutputAgreement(
             largest=float((reference - outputs).abs().max()), tolerance=tolerance,
             same=1 - float(other.double().mean()), others=int((other & (reference.abs() > tolerance)).sum()),
             about="side of 0 for {share} of the logits of {images} images",

@@ -26,7 +26,7 @@ from vitkit.models.self_supervised.reconstruction import (
     MaskedAutoencoder,
     check_encoder,
     decoder_config,
-    initialise_as_mae,
+    initialize_as_mae,
     visible_patches,
 )
 from vitkit.models.variants import Config, Model
@@ -74,7 +74,7 @@ class Mae(SelfSupervised):
 
     def initial(self, config: Config, seed: int) -> Model:
         model = super().initial(config, seed)
-        initialise_as_mae(model, torch.Generator().manual_seed(seed))
+        initialize_as_mae(model, torch.Generator().manual_seed(seed))
         return model
 
     def extend(self, model: Model) -> Model:
@@ -88,7 +88,7 @@ class Mae(SelfSupervised):
         c = model.config
         check_encoder(c, self.name)
         decoder = Decoder(c, self.decoder(c), c.channels * c.patch**2)
-        initialise_as_mae(decoder, torch.Generator().manual_seed(self.seed))
+        initialize_as_mae(decoder, torch.Generator().manual_seed(self.seed))
         return MaskedAutoencoder(model, decoder, self.mask_ratio)
 
     def extract(self, module: nn.Module) -> Model:

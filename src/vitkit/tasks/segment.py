@@ -55,7 +55,7 @@ from vitkit.tasks.task import (
     Batch,
     Evaluation,
     Headline,
-    Likeness,
+    OutputAgreement,
     Prepare,
     Sizes,
     describe_images,
@@ -102,9 +102,9 @@ class Segment(Dense):
     dice: float = 0.0  # of a linear head: weight of the dice loss beside cross-entropy
     queries: int = 100  # of EoMT
     joint: int = 0  # of EoMT: blocks that read the queries; 0: 3 of 12, 4 of 24, 5 of 40
-    mask_weight: float = 5.0  # of EoMT: of cross-entropy, dice and the classes of its masks
-    dice_weight: float = 5.0
-    class_weight: float = 2.0
+    mask_weight: float = 5.0  # of EoMT: of the cross-entropy of masks in the loss
+    dice_weight: float = 5.0  # of EoMT: of their dice loss
+    class_weight: float = 2.0  # of EoMT: of the cross-entropy of their classes
     points: int = 12_544  # of EoMT: where masks are compared
     objects: int = 64  # of EoMT: classes of an image that are learned; of more, those with the most pixels
     per_class: tuple[float, ...] = ()  # weights of the classes, once the data is known
@@ -303,7 +303,7 @@ class Segment(Dense):
     def output_shape(self, config: Any) -> tuple[int | None, ...]:
         return None, config.classes, *cells_of(config.image_size, config.cell)
 
-    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> Likeness:
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> OutputAgreement:
         alike = super().agreement(reference, outputs, tolerance)
         return replace(alike, about="class for {share} of the cells of {images} images")
 

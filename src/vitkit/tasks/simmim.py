@@ -23,7 +23,7 @@ from vitkit.errors import Error
 from vitkit.metrics.cost import TRAINING, forward_flops
 from vitkit.models.adapt import with_tokens
 from vitkit.models.positions import Grid
-from vitkit.models.self_supervised.reconstruction import PixelPredictor, check_encoder, initialise_predictor
+from vitkit.models.self_supervised.reconstruction import PixelPredictor, check_encoder, initialize_predictor
 from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT, ViTConfig
 from vitkit.options import Range
@@ -66,7 +66,7 @@ class SimMim(SelfSupervised):
     def build(self, model: Model) -> PixelPredictor:
         assert isinstance(model, ViT)
         module = PixelPredictor(model, model.config.channels * model.config.patch**2)
-        initialise_predictor(module, torch.Generator().manual_seed(self.seed))
+        initialize_predictor(module, torch.Generator().manual_seed(self.seed))
         return module
 
     def extract(self, module: nn.Module) -> Model:

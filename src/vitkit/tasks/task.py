@@ -17,7 +17,7 @@ from vitkit.data.order import Order
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import TargetView
 from vitkit.data.views import MoreViews, View
-from vitkit.errors import Error
+from vitkit.errors import Error, did_you_mean
 from vitkit.metrics.classification import Accuracy
 from vitkit.metrics.intervals import percent
 from vitkit.models.adapt import adapt
@@ -95,7 +95,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likeness:
+class OutputAgreement:
     """How far the outputs of another runtime are from those of the model."""
 
     largest: float  # difference of one output
@@ -335,7 +335,7 @@ class Task(ABC):
         """Return the shape of the outputs for a batch, with None for any length."""
         return None, config.classes or None
 
-    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> "Likeness":
+    def agreement(self, reference: Tensor, outputs: Tensor, tolerance: float) -> "OutputAgreement":
         """Compare outputs (B, K, ...) of another runtime with those of the model.
 
         tolerance: of a number up to 1; relative to the largest where that exceeds 1.
@@ -348,7 +348,9 @@ class Task(ABC):
             1, top1[:, None]
         )  # 0 where they agree
         same = float((expected == top1).cpu().double().mean())
-        return Likeness(largest=largest, tolerance=tolerance, same=same, others=int((lead > tolerance).sum()))
+        return OutputAgreement(
+            largest=largest, tolerance=tolerance, same=same, others=int((lead > tolerance).sum())
+        )
 
     def activate(self, values: Tensor) -> Tensor:
         """Map outputs (B, K) to what an exported graph returns, such as probabilities."""
@@ -405,8 +407,8 @@ def task_class(name: str) -> type[Task]:
         importlib.import_module(f"{PACKAGE}.{name}")
     if name not in REGISTERED:
         raise Error(
-            f"unknown task {name!r}; known: {', '.join(task_names())}. Import the module of a custom task "
-            "before using its models and recipes",
+            f"unknown task {name!r};{did_you_mean(name, task_names())} known: {', '.join(task_names())}, and "
+            "the tasks of imported modules",
             code="model.unsupported",
         )
     return REGISTERED[name]

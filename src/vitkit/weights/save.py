@@ -38,7 +38,7 @@ def save(model: Model, path: str | Path, format: str | None = None) -> tuple[str
     format = format or format_of(path)
     given, model = model, formats()[format].equivalent(model) if format in formats() else model
     layout = layout_for(model.config, format, path)
-    if reason := rounded_periods(model, layout) or without_a_name(model, layout):
+    if reason := rounded_periods(model, layout) or unrepresented_parameters(model, layout):
         raise WeightsError(f"cannot save as {format}: {reason}", code="weights.unsupported")
     in_json = bool(layout.json_files) and not path.suffix
     notes = [*differences(model.config, layout, in_json=in_json), *lost_in_arrays(model, layout, path)]
@@ -105,7 +105,7 @@ def changed_tokens(given: Config, written: Config, format: str) -> list[str]:
     return tokens + table
 
 
-def without_a_name(model: Model, layout: Layout) -> str:
+def unrepresented_parameters(model: Model, layout: Layout) -> str:
     """Parameters that a file in this layout would lack; empty if there are none."""
     stored = {entry.own for entry in layout.entries(model.config)}
     lost = [name for name, _ in model.named_parameters() if name not in stored]

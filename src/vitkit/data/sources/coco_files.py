@@ -111,7 +111,7 @@ def parse_json(tree: Tree, file: str) -> dict[str, Any]:
 
 
 def refuse_constant(text: str) -> None:
-    raise Error(f"{text} is no number", code="data.labels")
+    raise Error(f"{text} is not a finite number", code="data.labels")
 
 
 def all_categories(

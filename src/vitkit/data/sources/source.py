@@ -38,7 +38,7 @@ def call_at(call: Callable[[int], Any], numbers: np.ndarray, index: int) -> Any:
     return call(int(numbers[index]))
 
 
-def call_taken(
+def call_at_indices(
     call: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, indices: np.ndarray
 ) -> np.ndarray:
     """Call a function of many numbers with those at the indices."""
@@ -121,7 +121,7 @@ class Source:
             labels=labels,
             fetch=partial(call_at, fetch, indices),
             digest=partial(call_at, digest, indices) if digest else None,
-            digests=partial(call_taken, digests, indices) if digests else None,
+            digests=partial(call_at_indices, digests, indices) if digests else None,
             size=partial(call_at, size, indices) if size else None,
             identity=identity,
             hashes=None if self.hashes is None else self.hashes[indices],

@@ -1,4 +1,4 @@
-"""The C2f layer, which makes one map of features out of the maps of several layers (RF-DETR's projector)."""
+"""The C2f layer, which fuses the feature maps of several layers into one (RF-DETR's projector)."""
 
 # B batch, C channels; h, w cells of the map
 

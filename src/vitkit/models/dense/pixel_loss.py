@@ -36,7 +36,7 @@ def pixel_loss(
         return pixel_values(upsample(logits.float(), size, cell), mask, weights, dice)
 
     each = logits.shape[1] * mask.shape[-2] * mask.shape[-1]
-    return ByParts.apply(logits, mask, values, max(1, LARGEST // each))
+    return ChunkedLoss.apply(logits, mask, values, max(1, LARGEST // each))
 
 
 def pixel_values(logits: Tensor, mask: Tensor, weights: Tensor | None, dice: float) -> Tensor:
@@ -57,7 +57,7 @@ def dice_values(logits: Tensor, mask: Tensor) -> Tensor:
     return ((1 - (2 * both + 1) / (sizes + 1)) * present).sum(1) / present.sum(1).clamp(min=1)
 
 
-class ByParts(torch.autograd.Function):
+class ChunkedLoss(torch.autograd.Function):
     """The losses of images, a few at a time, with their gradients computed in the forward pass."""
 
     @staticmethod

@@ -22,7 +22,7 @@ from vitkit.models.dense.deformable import (
 from vitkit.models.dense.dense_model import DenseConfig, DenseModel
 from vitkit.models.dense.windowed_encoder import check_windowed, windowed_maps
 from vitkit.models.encoder import Grid
-from vitkit.models.initialization import dense_zero_bias, initialise_norms, is_meta, lecun
+from vitkit.models.initialization import dense_zero_bias, initialize_norms, is_meta, lecun
 from vitkit.models.vit import ViTConfig
 from vitkit.ops.boxes import corners
 
@@ -232,7 +232,7 @@ class RfDetr(DenseModel):
                     dense_zero_bias(module, generator)
                 elif isinstance(module, nn.Conv2d):
                     lecun(module.weight, generator)
-            initialise_norms(part)
+            initialize_norms(part)
         for module in self.decoder.modules():
             if isinstance(module, DeformableAttention):
                 initialize_deformable(module)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitkit.models.dense.feature_map import Size, axes_at_pixels, cells_of, resized_maps
 
-CONFIDENT = 0.8  # the least score of a query that becomes a segment
+CONFIDENT = 0.8  # the minimum score of a query that becomes a segment
 VISIBLE = 0.8  # the least share of its own mask that a segment keeps
 BEST = 100  # instances of an image
 

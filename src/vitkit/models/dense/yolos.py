@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitkit.errors import ConfigError
 from vitkit.models.dense.dense_model import DenseConfig, DenseModel
 from vitkit.models.initialization import xavier
-from vitkit.models.positions import Grid, learned_at, resize_positions
+from vitkit.models.positions import Grid, resize_learned, resize_positions
 from vitkit.models.vit_config import ViTConfig, grid_of
 from vitkit.ops.boxes import corners
 from vitkit.ops.precision import interpolates_repeatably
@@ -140,7 +140,7 @@ class Yolos(DenseModel):
         others, of_tokens = table[:, :-count], table[:, -count:]
         method = self.config.vit.position_resize
         if table.requires_grad and grid != known and not interpolates_repeatably(table.device):
-            resized = learned_at(others, known, grid, method)
+            resized = resize_learned(others, known, grid, method)
         else:
             resized = resize_positions(others, known, grid, method)
         return torch.cat([of_tokens, resized], dim=1)

@@ -134,7 +134,7 @@ class MaskedAutoencoder(nn.Module):
         """
         prefix, lead, encoder = self.vit.config.prefix, self.decoder.lead, self.vit.encoder
         patches, grid = self.vit.patches(images, chosen=visible)
-        z, turn = self.vit.embed(patches, grid, chosen=visible), turn_of_some(encoder.turn(grid), visible)
+        z, turn = self.vit.embed(patches, grid, chosen=visible), gather_rotations(encoder.turn(grid), visible)
         for block in encoder.blocks:
             z = recomputed(block, z, grid, None, turn, again=encoder.recompute and self.training)
         z = encoder.norm(z)
@@ -162,7 +162,7 @@ class PixelPredictor(nn.Module):
         return self.predict(z[:, self.vit.config.prefix :]), whole
 
 
-def turn_of_some(turn: Turn | None, kept: Tensor) -> Turn | None:
+def gather_rotations(turn: Turn | None, kept: Tensor) -> Turn | None:
     """The rotations (RoPE) of each image's patches `kept`, (B, K)."""
     if turn is None:
         return None
@@ -207,7 +207,7 @@ def check_encoder(config: Any, task: str) -> None:
 
 
 @torch.no_grad()
-def initialise_as_mae(module: nn.Module, generator: torch.Generator | None = None) -> None:
+def initialize_as_mae(module: nn.Module, generator: torch.Generator | None = None) -> None:
     """The initialisation of MAE's code, for its encoder and its decoder.
 
     Every dense layer is Xavier uniform as a whole, so also queries, keys and values together as one (3D, D)
@@ -232,7 +232,7 @@ def initialise_as_mae(module: nn.Module, generator: torch.Generator | None = Non
 
 
 @torch.no_grad()
-def initialise_predictor(module: PixelPredictor, generator: torch.Generator) -> None:
+def initialize_predictor(module: PixelPredictor, generator: torch.Generator) -> None:
     """SimMIM's layer as PyTorch does by default; the mask token, if it is not pretrained, at 0.02."""
     bound = module.predict.in_features**-0.5
     nn.init.uniform_(module.predict.weight, -bound, bound, generator=generator)

@@ -63,7 +63,7 @@ def check_data(
     accept: whether to use changed data with the same or renamed classes; None: no, and the command has no
     flag for it. labelled: whether classes are learned.
     """
-    splits = with_sizes(with_marks(splits))
+    splits = with_sizes(with_hashes(splits))
     current = summary(splits)
     for rank, other in enumerate(runtime.all_gather_object(current)):
         if other != current:
@@ -119,7 +119,7 @@ def accepted(
         raise Error(f"{changed} Restore the data, or use another --out{flag}", code="data.changed")
     if not data.recorded:
         if data.changes:
-            put_aside(out / FILE)
+            keep_previous(out / FILE)
             say(f"resuming with changed data: {'; '.join(data.changes)}")
             (out / "doctor.json").unlink(missing_ok=True)  # of the old data
         write(out / FILE, splits, data.current | ({"order": data.order} if data.trained else {}))
@@ -130,15 +130,15 @@ def changed_since(out: Path) -> str:
     return f"the data has changed since the run in {out} was trained:"
 
 
-def put_aside(path: Path) -> None:
+def keep_previous(path: Path) -> None:
     """Rename the old data.json.gz to data-1.json.gz, data-2.json.gz and so on."""
     if path.exists():
-        before = put_aside_before(path.parent)
+        before = previous_files(path.parent)
         number = 1 + (number_of(before[-1]) if before else 0)
         os.replace(path, path.with_name(f"data-{number}.json.gz"))
 
 
-def put_aside_before(out: Path) -> list[Path]:
+def previous_files(out: Path) -> list[Path]:
     """The renamed files, oldest first."""
     named = re.compile(r"data-[0-9]{1,9}\.json\.gz")
     return sorted((path for path in out.glob("data-*") if named.fullmatch(path.name)), key=number_of)
@@ -156,7 +156,7 @@ def is_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     )  # fmt: skip
 
 
-def with_marks(splits: Splits) -> Splits:
+def with_hashes(splits: Splits) -> Splits:
     """The splits with hashes of images and annotations, unless there are too many images to read."""
     if sum(map(len, splits.values())) > READ:
         return splits
@@ -179,7 +179,7 @@ def remembered_splits(out: Path) -> dict[bytes | str, str]:
     no images.
     """
     placed: dict[bytes | str, str] = {}
-    for path in (*put_aside_before(out), out / FILE) if has_learned(out) else ():  # the newest file wins
+    for path in (*previous_files(out), out / FILE) if has_learned(out) else ():  # the newest file wins
         for split, row in (read(path, 2) or [{}, {}])[1].items():
             with suppress(ValueError, TypeError):  # a truncated row
                 raw = base64.b64decode(row.get("marks", ""))
@@ -196,7 +196,7 @@ def summary(splits: Splits) -> dict[str, Any]:
             "digest": digest(part),
             "sizes": hashlib.sha256(sizes(part).data).hexdigest(),
         }
-        | ({} if part.hashes is None else {"content": hashlib.sha256(raw_marks(part).data).hexdigest()})
+        | ({} if part.hashes is None else {"content": hashlib.sha256(raw_hashes(part).data).hexdigest()})
         | (
             {}
             if part.target_hashes is None
@@ -207,7 +207,7 @@ def summary(splits: Splits) -> dict[str, Any]:
     return {"classes": list(splits["train"].classes), "splits": rows}
 
 
-def raw_marks(source: Source) -> np.ndarray:
+def raw_hashes(source: Source) -> np.ndarray:
     """The content hashes of all images, 32 bytes each, as uint8."""
     assert source.hashes is not None
     return np.ascontiguousarray(source.hashes, dtype=f"S{SIZE}").view(np.uint8)
@@ -249,7 +249,7 @@ def detail(source: Source, named: bool, marked: bool) -> dict[str, Any]:
     names, numbers, counts = label_sets(source, named)
     row: dict[str, Any] = {"kinds": names, "counts": counts.tolist()}
     if marked and source.hashes is not None:
-        row["marks"] = base64.b64encode(raw_marks(source).data).decode()
+        row["marks"] = base64.b64encode(raw_hashes(source).data).decode()
     if marked and source.target_hashes is not None:
         row["targets"] = base64.b64encode(source.target_hashes.tobytes()).decode()
     return row | ({"labels": numbers.tolist(), "keys": list(source.keys),

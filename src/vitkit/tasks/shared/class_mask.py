@@ -1,4 +1,4 @@
-"""ClassMask: what segmentation answers for an image, the class of each of its pixels."""
+"""ClassMask: the prediction of segmentation for an image, the class of each of its pixels."""
 
 # H, W pixels of an image
 

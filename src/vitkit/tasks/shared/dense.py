@@ -174,7 +174,7 @@ def covered(size: Size, view_size: Size, preprocessing: Preprocessing, patch: in
     """The height and width of what an image covers of its view, from the top left; or of all its windows."""
     if preprocessing.resize == "crop":
         raise Error(
-            "what is in a central crop does not answer for the whole image; use view fit or squash",
+            "view centre crops the image, but masks and boxes are of the whole image; use view fit or squash",
             code="request.conflict",
         )
     if preprocessing.resize == "windows":

@@ -1,4 +1,4 @@
-"""What detection and instance segmentation share: answers that are objects, and the metrics of COCO."""
+"""What detection and instance segmentation share: predictions that are objects, and the metrics of COCO."""
 
 # N detections of an image, M its objects; H, W pixels of an image
 

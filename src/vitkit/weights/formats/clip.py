@@ -23,7 +23,7 @@ from vitkit.weights.formats.layout import (
     unsupported_fields,
     with_numerics,
 )
-from vitkit.weights.formats.open_clip import with_config, with_stated
+from vitkit.weights.formats.open_clip import with_config, with_open_clip_config
 from vitkit.weights.formats.text_rows import PREFIX, clip_canonical, clip_rows, clip_text
 
 TOWER = "visual."
@@ -68,7 +68,7 @@ def infer(shapes: Shapes, hints: Hints) -> ModelSpec:
     kernel = required_shape(shapes, "conv1.weight", 4)
     depth, patch = count(shapes, BLOCK + "ln_1.weight"), square_patch((kernel[2], kernel[3]))
     hidden = required_shape(shapes, "transformer.resblocks.0.mlp.c_fc.weight", 2)[0]
-    hints = with_stated(hints, shapes, width=kernel[0], patch=patch, lead=1)
+    hints = with_open_clip_config(hints, shapes, width=kernel[0], patch=patch, lead=1)
     heads, note = guess_heads(kernel[0], depth, hidden, hints)
     size, _ = infer_image_size(required_shape(shapes, "positional_embedding", 2)[0], 1, patch, hints)
     projected = "proj" in shapes

@@ -26,7 +26,7 @@ TIMM = {  # timm's word for a size: width, heads
 
 
 @dataclass(frozen=True)
-class Stated:
+class OpenClipConfig:
     """The tables of open_clip_config.json."""
 
     model: Mapping[str, Any]
@@ -74,7 +74,7 @@ class Stated:
         return {"none": "erf", "tanh": "tanh"}[kind] if "approximate" in arguments else default
 
 
-def read(files: Mapping[str, Any]) -> Stated | None:
+def read(files: Mapping[str, Any]) -> OpenClipConfig | None:
     """What the file says; None without it."""
     if CONFIG not in files:
         return None
@@ -83,7 +83,7 @@ def read(files: Mapping[str, Any]) -> Stated | None:
             f"{CONFIG}: no table model_cfg; take the file that was published with these weights"
         )
     model = table(files[CONFIG], "model_cfg")
-    return Stated(
+    return OpenClipConfig(
         model, table(model, "vision_cfg"), table(model, "text_cfg"), table(files[CONFIG], "preprocess_cfg")
     )
 
@@ -139,7 +139,7 @@ def compare(section: str, stated: Mapping[str, Any], actual: Mapping[str, int]) 
         raise disagreement(section, wrong)
 
 
-def with_stated(hints: Hints, shapes: Shapes, *, width: int, patch: int, lead: int) -> Hints:
+def with_open_clip_config(hints: Hints, shapes: Shapes, *, width: int, patch: int, lead: int) -> Hints:
     """The hints with the heads and the image size of the image tower; those of the caller come first."""
     stated = read(hints.files)
     if stated is None:

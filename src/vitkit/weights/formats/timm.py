@@ -33,7 +33,7 @@ from vitkit.weights.formats.layout import (
     unsupported_fields,
     with_numerics,
 )
-from vitkit.weights.formats.open_clip import with_config, with_stated
+from vitkit.weights.formats.open_clip import with_config, with_open_clip_config
 from vitkit.weights.formats.text_rows import clip_canonical, clip_rows, clip_text
 from vitkit.weights.formats.timm_config import (
     CONFIG,
@@ -320,7 +320,7 @@ def siglip_spec(shapes: Shapes, hints: Hints) -> ModelSpec:
     """open_clip's timm towers with attention pooling are SigLIP, trained with the tanh GELU."""
     kernel, text = required_shape(shapes, "patch_embed.proj.weight", 4), clip_text(shapes, hints)
     lead = int("cls_token" in shapes)
-    hints = with_stated(hints, shapes, width=kernel[0], patch=kernel[2], lead=lead)
+    hints = with_open_clip_config(hints, shapes, width=kernel[0], patch=kernel[2], lead=lead)
     spec = infer(shapes, hints)
     if "attn_pool.latent" in shapes and isinstance(spec.config, ViTConfig):
         squash = Preprocessing(interpolation="bicubic")
