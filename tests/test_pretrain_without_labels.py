@@ -98,11 +98,19 @@ def test_conflicts_are_refused():
         pretraining("DATA", Training(task="toy", set=("objective=masked",)))
     with refused("model.unsupported", "no-such-task"):
         pretraining("DATA", Training(task="no-such-task"))
+    with refused("recipe.unknown", "--recipe deit-distilled"):
+        pretraining("DATA", Training(task="distill_labels"))
     with refused("recipe.unknown", "multilabel", "--recipe"):
         pretraining("DATA", Training(task="multilabel"))
     assert finetuning("digits", Training(task="classify")).recipe.name == "finetune"
     assert pretraining("digits", Training(task="classify")).recipe.name == "pretrain"
     assert pretraining("digits", Training(task="masked", recipe="masked-imagenet")).recipe.auto == ()
+
+
+def test_the_features_of_one_image_are_not_said_to_be_all_the_same():
+    task, test = recipe("mae").task, {"loss": 1.5, "images": 1, "std": 0.0, "rank": 0.0, "split": "test"}
+    assert "0.00" not in task.summary(test, "test images") + task.report_headline(test)[1]
+    assert "std 0.00" in task.summary(test | {"images": 2}, "test images")
 
 
 def test_the_help_names_the_tasks(capsys):
