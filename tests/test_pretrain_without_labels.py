@@ -13,8 +13,10 @@ from toy_task import registered_toy
 import vitkit
 from vitkit import listing
 from vitkit.commands.finetune import finetuning, pretraining
+from vitkit.data.sources.source import digits
 from vitkit.options import Training
 from vitkit.planning import pretraining_rules as rules
+from vitkit.planning.augmentation_text import augmentation
 from vitkit.planning.automatic import Circumstances, decide, fixed_fields
 from vitkit.recipes import recipe
 from vitkit.tasks.task import task_class
@@ -157,3 +159,13 @@ def test_a_run_without_labels_and_the_same_command_again(tmp_path, monkeypatch, 
     more = ["pretrain", place, "--task", "toy", "--more-steps", "2", "--workers", "0", "--json"]
     assert run(*more) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 6
+
+
+def test_the_plan_names_the_distortions_and_the_further_views():
+    names = ("dino", "contrastive", "mae")
+    words = {name: "; ".join(augmentation(recipe(name), digits())) for name in names}
+    assert "random colours (80 %); grayscale (20 %); blur (100 %)" in words["dino"]
+    assert "1 more view of 224x224 pixels (40 to 100 % of the area)" in words["dino"]
+    assert "solarization (20 %)" in words["dino"]
+    assert "8 more views of 96x96 pixels (5 to 40 % of the area)" in words["dino"]
+    assert words["contrastive"].count("random colours (80 %)") == 2 and "colours" not in words["mae"]

@@ -43,7 +43,7 @@ def fit_resolution(
 ) -> tuple[Recipe, Choice | None]:
     """The chosen resolution in whole patches.
 
-    It is that of the weights if that is close, if it cannot be changed, or if it is small and the patches too.
+    It is that of the weights if it is close, cannot be changed, or is small with small patches.
     """
     if not (isinstance(config, ViTConfig) and recipe.weights and may_choose("image_size", recipe, known)):
         return recipe, None
