@@ -39,15 +39,15 @@ class Line:
     slope: float
     intercept: float
     deviation: float  # of the points from it
-    spread: float  # sum of squares of x around their mean
+    squares: float  # sum over x around their mean
     freedom: int
 
 
 def straight_line(x: np.ndarray, y: np.ndarray) -> Line:
     slope, intercept = map(float, np.polyfit(x, y, 1))
-    freedom, squares = len(x) - 2, float(((y - intercept - slope * x) ** 2).sum())
-    spread = float(((x - x.mean()) ** 2).sum())
-    return Line(slope, intercept, math.sqrt(squares / freedom), spread, freedom)
+    freedom, errors = len(x) - 2, float(((y - intercept - slope * x) ** 2).sum())
+    squares = float(((x - x.mean()) ** 2).sum())
+    return Line(slope, intercept, math.sqrt(errors / freedom), squares, freedom)
 
 
 def law(x: Sequence[float], y: Sequence[float], kind: str = "power") -> Law | None:
@@ -57,7 +57,7 @@ def law(x: Sequence[float], y: Sequence[float], kind: str = "power") -> Law | No
     if len(set(x)) < 3 or not np.isfinite(ys).all():
         return None
     line = straight_line(xs, ys)
-    margin = student(line.freedom) * line.deviation / math.sqrt(line.spread)
+    margin = student(line.freedom) * line.deviation / math.sqrt(line.squares)
     total = float(((ys - ys.mean()) ** 2).sum())
     scale = math.exp(line.intercept) if kind == "power" else line.intercept
     r2 = 1 - line.deviation**2 * line.freedom / total if total else 1.0
@@ -75,7 +75,7 @@ def prediction(
     if len(set(x)) < 3 or not np.isfinite(ys).all():
         return None
     line, distance = straight_line(xs, ys), math.log(at) - float(xs.mean())
-    error = line.deviation * math.sqrt(1 / count + 1 / len(xs) + distance**2 / line.spread)
+    error = line.deviation * math.sqrt(1 / count + 1 / len(xs) + distance**2 / line.squares)
     center, margin = line.intercept + line.slope * math.log(at), student(line.freedom) * error
     return math.exp(center), math.exp(center - margin), math.exp(center + margin)
 

@@ -84,16 +84,16 @@ class SelfSupervised(Task):
         )  # fmt: skip
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
-        return f"loss {test['loss']:.4g} on {test['images']} {images}; {spread(test)}"
+        return f"loss {test['loss']:.4g} on {test['images']} {images}; {statistics_text(test)}"
 
     def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
-        return f"Loss {test['loss']:.4g}", f"on {describe_images(test)}; {spread(test)}"
+        return f"Loss {test['loss']:.4g}", f"on {describe_images(test)}; {statistics_text(test)}"
 
     def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
         raise NotImplementedError  # `predicts` is False: the saved model has to be fine-tuned first
 
 
-def spread(test: Mapping[str, Any]) -> str:
+def statistics_text(test: Mapping[str, Any]) -> str:
     """The statistics of the features in words; those of a single image are 0, which is no collapse."""
     if test["images"] < 2:
         return "feature std and rank need two images or more"
