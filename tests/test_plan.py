@@ -172,6 +172,8 @@ def test_the_resolution_fits_the_weights(small, photos, tmp_path):
     assert chosen(224, patch=16, image_size=256, rope="dinov3", positions="none") == (224, 224)
     assert chosen(224, patch=30, image_size=240) == (240, 240)
     assert chosen(224, positions="relative") == (32, 32)
+    assert chosen(224, patch=4) == chosen(384) == (32, 32)  # 3,136 and 2,304 patches
+    assert chosen(224, patch=4, image_size=224) == (224, 224)
     assert chosen(100, fixed, patch=14, image_size=56) == (100, 100)
     published = replace(recipe("finetune"), weights="FlexiViT-S/16.i1k", image_size=(224, 224))
     assert start.fit_resolution(published, known, start.starting_config(published))[0].image_size == (

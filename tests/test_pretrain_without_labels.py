@@ -13,8 +13,10 @@ from toy_task import registered_toy
 import vitkit
 from vitkit import listing
 from vitkit.commands.finetune import finetuning, pretraining
+from vitkit.data.sources.source import digits
 from vitkit.options import Training
 from vitkit.planning import pretraining_rules as rules
+from vitkit.planning.augmentation_text import augmentation
 from vitkit.planning.automatic import Circumstances, decide, fixed_fields
 from vitkit.recipes import recipe
 from vitkit.tasks.task import task_class
@@ -98,11 +100,19 @@ def test_conflicts_are_refused():
         pretraining("DATA", Training(task="toy", set=("objective=masked",)))
     with refused("model.unsupported", "no-such-task"):
         pretraining("DATA", Training(task="no-such-task"))
+    with refused("recipe.unknown", "--recipe deit-distilled"):
+        pretraining("DATA", Training(task="distill_labels"))
     with refused("recipe.unknown", "multilabel", "--recipe"):
         pretraining("DATA", Training(task="multilabel"))
     assert finetuning("digits", Training(task="classify")).recipe.name == "finetune"
     assert pretraining("digits", Training(task="classify")).recipe.name == "pretrain"
     assert pretraining("digits", Training(task="masked", recipe="masked-imagenet")).recipe.auto == ()
+
+
+def test_the_features_of_one_image_are_not_said_to_be_all_the_same():
+    task, test = recipe("mae").task, {"loss": 1.5, "images": 1, "std": 0.0, "rank": 0.0, "split": "test"}
+    assert "0.00" not in task.summary(test, "test images") + task.report_headline(test)[1]
+    assert "std 0.00" in task.summary(test | {"images": 2}, "test images")
 
 
 def test_the_help_names_the_tasks(capsys):
@@ -149,3 +159,13 @@ def test_a_run_without_labels_and_the_same_command_again(tmp_path, monkeypatch, 
     more = ["pretrain", place, "--task", "toy", "--more-steps", "2", "--workers", "0", "--json"]
     assert run(*more) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 6
+
+
+def test_the_plan_names_the_distortions_and_the_further_views():
+    names = ("dino", "contrastive", "mae")
+    words = {name: "; ".join(augmentation(recipe(name), digits())) for name in names}
+    assert "random colours (80 %); grayscale (20 %); blur (100 %)" in words["dino"]
+    assert "1 more view of 224x224 pixels (40 to 100 % of the area)" in words["dino"]
+    assert "solarization (20 %)" in words["dino"]
+    assert "8 more views of 96x96 pixels (5 to 40 % of the area)" in words["dino"]
+    assert words["contrastive"].count("random colours (80 %)") == 2 and "colours" not in words["mae"]

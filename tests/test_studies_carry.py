@@ -2,8 +2,10 @@
 
 import json
 import random
+import shlex
 import shutil
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +16,13 @@ from test_studies_stop import go, numbers, plan_of
 
 from vitkit.io.files import locked
 from vitkit.studies import time_use as times
+from vitkit.studies.conduct import command
 from vitkit.studies.folder import claim_folder, read_plan, table_rows
-from vitkit.studies.pack import KEPT, MANIFEST, MARK, OBJECTS, hash_of, pack
+from vitkit.studies.pack import KEPT, MANIFEST, MARK, OBJECTS, Packed, hash_of, lines, pack
+from vitkit.studies.prepare import Request
+from vitkit.studies.scale import STUDIES
+from vitkit.studies.setting import Setting
+from vitkit.studies.study import Plan, to_json
 from vitkit.studies.study_inputs import check_inputs, relocated, renamed, resumed_plan
 from vitkit.studies.trial import WorkerConfig, run_trial
 from vitkit.studies.unpack import unpack
@@ -244,6 +251,45 @@ def test_which_requests_differ_only_in_paths(tmp_path):
     twice = {"study": "heads", "data": ["a"], "downstream": "a"}
     assert renamed(twice, twice | {"data": ["c"]}) == {}  # one path cannot become two
     assert renamed(twice, twice | {"data": ["c"], "downstream": "c"}) == {"a": "c"}
+
+
+def test_every_path_of_every_study_moves(tmp_path):
+    for name in ("data-size", "recipes", "self-supervision", "pretrain-sets"):
+        asked = {
+            "study": name,
+            "data": ["/here/a.npz"],
+            "downstream": "/here/b.npz",
+            "weights": "/here/w.npz",
+        }
+        setting = Setting(
+            data=("/here/a.npz",),
+            downstream="/here/b.npz",
+            weights="/here/w.npz",
+            seeds=1,
+            steps=2,
+            images=900,
+            sizes=(900,),
+        )
+        trials = tuple(STUDIES[name].make(setting))
+        counted = {"a" if STUDIES[name].base else "/here/a.npz": 900}
+        plan = Plan(study=name, asked=asked, chosen={"train_images": counted}, trials=trials)
+        paths = {f"/here/{file}.npz": f"/there/{file}.npz" for file in "abw"}
+        moved = relocated(
+            plan, paths, {k: paths.get(v, v) for k, v in asked.items() if k != "data"} | {"data": []}
+        )
+        assert "/here/" in to_json(plan) and "/here/" not in to_json(moved), name
+
+
+def test_the_command_that_goes_on_can_be_pasted(tmp_path):
+    request = Request(
+        study="heads", data=("my pictures/",), set=("model.width=32", "optimizer.betas=0.9, 0.95")
+    )
+    plan = replace(plan_of(), asked=request.to_json())
+    words = shlex.split(command(plan, tmp_path / "my study"))
+    assert words[:6] == ["vitkit", "study", "run", "heads", "--data", "my pictures/"]
+    assert words[-3:] == ["optimizer.betas=0.9, 0.95", "--out", str(tmp_path / "my study")]
+    packed = Packed([tmp_path / "my study.zip"], 1, 1, 0, {}, logs=True)
+    assert str(tmp_path / "my study.zip") in shlex.split([*lines(packed)][-1].partition(": ")[2])
 
 
 def test_the_verbs_pack_and_unpack(study, tmp_path, capsys):

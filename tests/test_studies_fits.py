@@ -36,6 +36,19 @@ def test_a_power_law_is_found_with_its_exponent_inside_the_interval():
     assert fit.predict(100.0) == pytest.approx(0.5 * 100**-0.25, rel=0.05)
 
 
+@pytest.mark.parametrize(("places", "seeds"), [(3, 1), (3, 3), (4, 5)])
+def test_the_interval_of_an_exponent_is_that_of_a_straight_line(places, seeds):
+    scipy_stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    x = np.repeat(10.0 ** np.arange(places), seeds)
+    y = np.exp(-0.3 * np.log(x) - 1 + rng.normal(0, 0.05, len(x)))
+    for kind, xs, ys in (("power", np.log(x), np.log(y)), ("log-linear", np.log10(x), y)):
+        fit, line = law(x, y, kind), scipy_stats.linregress(xs, ys)
+        margin = scipy_stats.t.ppf(0.975, len(x) - 2) * line.stderr
+        assert (fit.low, fit.high) == pytest.approx((line.slope - margin, line.slope + margin), rel=2e-3)
+        assert fit.r2 == pytest.approx(line.rvalue**2)
+
+
 def test_a_line_over_the_logarithm_is_found_exactly():
     x = [1.0, 10.0, 100.0, 1000.0]
     fit = law(x, [0.2 + 0.1 * math.log10(v) for v in x], "log-linear")

@@ -26,6 +26,8 @@ from vitkit.models.self_supervised.student import (
     with_distillation_token,
 )
 from vitkit.models.variants import build, fresh
+from vitkit.recipes import recipe as named_recipe
+from vitkit.recipes.recipe import override
 from vitkit.tasks.distill import DISTORTION, Distill
 from vitkit.tasks.distill_labels import DistillLabels, same_classes
 from vitkit.training.optimizer import OptimizerConfig
@@ -114,6 +116,15 @@ def test_a_teacher_like_dinov2_teaches_small_patches(small, tmp_path):
         same = FrozenTeacher(load(tmp_path / "dinov2.safetensors"), IMAGENET, (42, 42)).features(x)
         assert torch.allclose(same[0], seen.tokens(x)[:, 0], atol=1e-5)
         assert torch.allclose(same[1], seen.tokens(x)[:, 5:], atol=1e-5)
+
+
+@pytest.mark.parametrize(("own", "patch", "taken"), [(32, 8, 32), (256, 64, 224), (224, 56, 224)])
+def test_a_teacher_sees_images_of_its_own_size_but_at_most_224_pixels(small, tmp_path, own, patch, taken):
+    path = tmp_path / "teacher.safetensors"
+    save(small(width=16, depth=1, patch=patch, image_size=(own, own)), path)
+    recipe = override(named_recipe("distill"), [f"distill.teacher={path}"])
+    module = recipe.task.build(student(small, recipe.task, image_size=(16, 16), patch=4))
+    assert module.frozen.model.config.image_size == (taken, taken)
 
 
 @pytest.mark.parametrize("head", ["token", "gap", "map", "token+gap"])

@@ -153,9 +153,10 @@ def starting_recipe(options: Training, default: str) -> Recipe:
     if not options.task or options.recipe or recipe.task.name == options.task:
         return recipe
     if options.task not in RECIPES:
+        own = [f"--recipe {name}" for name in RECIPES if named_recipe(name).task.name == options.task]
+        instead = " or ".join(own) or f"--recipe {default} --set objective={options.task}"
         raise Error(
-            f"--task {options.task}: there is no recipe of this name; name one, as in --recipe {default} "
-            f"--set objective={options.task}",
+            f"--task {options.task}: there is no recipe of this name; give {instead} in its place",
             code="recipe.unknown",
         )
     recipe = named_recipe(options.task)

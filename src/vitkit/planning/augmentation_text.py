@@ -1,7 +1,10 @@
 """How training images are changed at random, in the words of --plan."""
 
+from collections.abc import Sequence
+
 from vitkit.data.sources.source import Source
 from vitkit.data.target_views import JitterView
+from vitkit.data.views import View
 from vitkit.recipes.recipe import Recipe
 from vitkit.runs.batches import training_view
 
@@ -22,6 +25,8 @@ def augmentation(recipe: Recipe, train: Source) -> list[str]:
         return with_targets(view, recipe.image_size)
     parts = [crop_text(recipe)]
     parts += ["random horizontal flips"] if recipe.flip else []
+    parts += colours(first := training_view(recipe))
+    parts += [further(views) for _, views in recipe.task.more_views(first)]
     parts += ["3-Augment"] if recipe.three_augment else []
     parts += [f"colour jitter {recipe.color_jitter:g}"] if recipe.color_jitter else []
     if recipe.randaugment:
@@ -31,6 +36,25 @@ def augmentation(recipe: Recipe, train: Source) -> list[str]:
     parts += [f"CutMix {recipe.cutmix:g}"] if recipe.cutmix else []
     parts += [f"label smoothing {recipe.label_smoothing:g}"] if recipe.label_smoothing else []
     return parts
+
+
+def colours(view: View) -> list[str]:
+    """The distortions of DINO, MoCo v3 and distillation, with their probabilities."""
+    if (d := view.distortion) is None:
+        return []
+    chances = {
+        "random colours": d.jitter_probability, "grayscale": d.grayscale, "blur": d.blur,
+        "solarization": d.solarize,
+    }  # fmt: skip
+    return [f"{name} ({100 * chance:g} %)" for name, chance in chances.items() if chance]
+
+
+def further(views: Sequence[View]) -> str:
+    """Further views of an image, which are all alike."""
+    view, name = views[0], "view" if len(views) == 1 else "views"
+    size, area = f"{view.size[0]}x{view.size[1]}", f"{100 * view.area:g} to {100 * view.largest:g} %"
+    text = f"{len(views)} more {name} of {size} pixels ({area} of the area)"
+    return ": ".join([text, *([" and ".join(changes)] if (changes := colours(view)) else [])])
 
 
 def with_targets(view: JitterView, image_size: tuple[int, int]) -> list[str]:

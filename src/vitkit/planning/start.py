@@ -13,7 +13,8 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.weights.load import config_of
 from vitkit.weights.published import PUBLISHED
 
-NATIVE = 256  # pixels up to which weights are fine-tuned at their own resolution, and not at 224
+NATIVE = 256  # pixels up to which weights above 224 are fine-tuned at their own resolution, and not at 224
+MOST_PATCHES = 1024  # of weights below 224 pixels; a ViT-Ti/4 of 32 pixels would have 3,136 at 224
 
 
 def starting_config(recipe: Recipe) -> Config | None:
@@ -40,12 +41,16 @@ def check_size(config: Config, name: str) -> None:
 def fit_resolution(
     recipe: Recipe, known: Circumstances, config: Config | None
 ) -> tuple[Recipe, Choice | None]:
-    """The chosen resolution in whole patches; that of the weights if it is close or cannot be changed."""
+    """The chosen resolution in whole patches.
+
+    It is that of the weights if it is close, cannot be changed, or is small with small patches.
+    """
     if not (isinstance(config, ViTConfig) and recipe.weights and may_choose("image_size", recipe, known)):
         return recipe, None
     pixels, own, stride = recipe.image_size[0], config.image_size, config.stride
     close = own[0] == own[1] and pixels == 224 < own[0] <= NATIVE and config.positions != "none"
-    if config.positions == "relative" or close:
+    many = max(own) < 224 and (pixels // stride) ** 2 > MOST_PATCHES
+    if config.positions == "relative" or close or many:
         size, reason = own, "the resolution of the weights"
     else:
         size = (max(1, round(pixels / stride)) * stride,) * 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from vitkit.recipes.pretrain import adam
 from vitkit.recipes.recipe import Recipe
-from vitkit.recipes.values import ModelOptions, TaskOptions
+from vitkit.recipes.values import ModelOptions
 from vitkit.training.schedule import Duration, Schedule
 
 IMAGENET = 1_281_167  # images
@@ -77,7 +77,6 @@ def distill() -> Recipe:
         schedule=Schedule(rate=4e-4, warmup=1_000, decay="cosine"),
         optimizer=adam(0.04, clip=1.0),
         objective="distill",
-        task_options=TaskOptions({"distill.teacher_size": 224}),
         val=0.02,
         test=0.02,
     )

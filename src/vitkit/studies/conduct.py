@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -249,7 +250,7 @@ def command(plan: Plan, out: Path) -> str:
     """The command that resumes a study, or repeats it elsewhere."""
     lists = {name: tuple(plan.asked.get(name, ())) for name in ("data", "set", "rows")}
     request = Request(**(plan.asked | lists))
-    words = ["vitkit study run", request.study, "--data", *request.data]
+    words = ["vitkit", "study", "run", request.study, "--data", *request.data]
     words += ["--weights", request.weights] if request.weights else []
     defaults = replace(request, downstream="", budget="20min", seeds=3, scale="mini", image_size=None,
                        steps=None, size=None, set=(), rows=())  # fmt: skip
@@ -257,7 +258,7 @@ def command(plan: Plan, out: Path) -> str:
         if value != defaults.to_json().get(name):
             values = value if isinstance(value, list) else [value]
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return " ".join([*words, "--out", str(out)])
+    return shlex.join([*words, "--out", str(out)])
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:

@@ -10,14 +10,12 @@ import numpy as np
 from vitkit.studies.differences import group_rows, student
 from vitkit.studies.folder import Row
 
-SAMPLES = 1000  # bootstrap samples
-
 
 @dataclass(frozen=True)
 class Law:
     """A fit y = scale * x^exponent (power) or y = scale + exponent * log10 x (log-linear).
 
-    low, high: bootstrap interval of the exponent.
+    low, high: 95 % interval of the exponent, by Student's t.
     """
 
     kind: str
@@ -34,24 +32,36 @@ class Law:
         return self.scale + self.exponent * math.log10(x)
 
 
+@dataclass(frozen=True)
+class Line:
+    """A straight line by least squares."""
+
+    slope: float
+    intercept: float
+    deviation: float  # of the points from it
+    squares: float  # sum over x around their mean
+    freedom: int
+
+
+def straight_line(x: np.ndarray, y: np.ndarray) -> Line:
+    slope, intercept = map(float, np.polyfit(x, y, 1))
+    freedom, errors = len(x) - 2, float(((y - intercept - slope * x) ** 2).sum())
+    squares = float(((x - x.mean()) ** 2).sum())
+    return Line(slope, intercept, math.sqrt(errors / freedom), squares, freedom)
+
+
 def law(x: Sequence[float], y: Sequence[float], kind: str = "power") -> Law | None:
     """Fit a law by least squares in log space; None if x has fewer than three distinct values."""
     xs = np.log(np.asarray(x, float)) if kind == "power" else np.log10(np.asarray(x, float))
     ys = np.log(np.asarray(y, float)) if kind == "power" else np.asarray(y, float)
     if len(set(x)) < 3 or not np.isfinite(ys).all():
         return None
-    slope, intercept = np.polyfit(xs, ys, 1)
-    residuals = ys - (intercept + slope * xs)
+    line = straight_line(xs, ys)
+    margin = student(line.freedom) * line.deviation / math.sqrt(line.squares)
     total = float(((ys - ys.mean()) ** 2).sum())
-    rng, slopes = np.random.default_rng(0), list[float]()
-    while len(slopes) < SAMPLES:
-        sample = rng.integers(0, len(xs), len(xs))
-        if len(set(xs[sample])) > 1:
-            slopes.append(np.polyfit(xs[sample], ys[sample], 1)[0])
-    low, high = np.quantile(slopes, [0.025, 0.975])
-    scale = math.exp(intercept) if kind == "power" else float(intercept)
-    r2 = 1 - float((residuals**2).sum()) / total if total else 1.0
-    return Law(kind, scale, float(slope), float(low), float(high), r2, len(xs))
+    scale = math.exp(line.intercept) if kind == "power" else line.intercept
+    r2 = 1 - line.deviation**2 * line.freedom / total if total else 1.0
+    return Law(kind, scale, line.slope, line.slope - margin, line.slope + margin, r2, len(xs))
 
 
 def prediction(
@@ -64,14 +74,9 @@ def prediction(
     xs, ys = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
     if len(set(x)) < 3 or not np.isfinite(ys).all():
         return None
-    slope, intercept = np.polyfit(xs, ys, 1)
-    residuals = ys - (intercept + slope * xs)
-    freedom, distance = len(xs) - 2, math.log(at) - float(xs.mean())
-    deviation = math.sqrt(float((residuals**2).sum()) / freedom)
-    error = deviation * math.sqrt(
-        1 / count + 1 / len(xs) + distance**2 / float(((xs - xs.mean()) ** 2).sum())
-    )
-    center, margin = float(intercept + slope * math.log(at)), student(freedom) * error
+    line, distance = straight_line(xs, ys), math.log(at) - float(xs.mean())
+    error = line.deviation * math.sqrt(1 / count + 1 / len(xs) + distance**2 / line.squares)
+    center, margin = line.intercept + line.slope * math.log(at), student(line.freedom) * error
     return math.exp(center), math.exp(center - margin), math.exp(center + margin)
 
 

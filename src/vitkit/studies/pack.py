@@ -7,6 +7,7 @@ and so on. Tables, figures and the page are left out, as `study report` writes t
 
 import hashlib
 import json
+import shlex
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -216,7 +217,7 @@ def default_name(folder: Path) -> Path:
 
 def lines(packed: Packed) -> Iterator[str]:
     """What was packed, what was left out, and what that costs."""
-    names = " ".join(str(path) for path in packed.files)
+    names = shlex.join(map(str, packed.files))
     yield f"finished trials: {packed.finished}; interrupted ones with their state: {packed.interrupted}"
     for name, seconds in packed.restarted.items():
         yield f"left out, too large: the state of {name}, which starts again ({duration(seconds)} are lost)"

@@ -292,7 +292,8 @@ def make_plan(
     facts |= {"notes": left_out} if left_out else {}
     epochs = best.setting.steps * best.setting.batch / max(1, best.setting.images)
     if epochs < 1 and not best.setting.paper:
-        log(f"training covers only {epochs:.0%} of an epoch, too little for clear results; raise --budget")
+        flag = "--budget" if request.steps is None else "--steps"
+        log(f"training covers only {epochs:.0%} of an epoch, too little for clear results; raise {flag}")
     return Plan(study=study.name, asked=request.to_json(), chosen=facts, trials=tuple(trials))
 
 

@@ -156,6 +156,7 @@ def relocated(plan: Plan, paths: Paths, asked: Mapping[str, Any]) -> Plan:
             recipe=with_paths(trial.recipe, paths),
             compared={name: with_paths(recipe, paths) for name, recipe in trial.compared.items()},
             frozen=paths.get(trial.frozen, trial.frozen),
+            attention=paths.get(trial.attention, trial.attention),
         )
         for trial in plan.trials
     )

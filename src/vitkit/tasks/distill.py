@@ -33,6 +33,7 @@ from vitkit.tasks.task import Batch, Objective, register
 from vitkit.weights.load import load
 
 DISTORTION = Distortion(blur=0.0)  # jitter 0.8 * (0.4, 0.4, 0.2, 0.1) and grayscale, as LightlyTrain
+LARGEST = 224  # side of a teacher's images; published ones of up to 518 pixels would take most of the time
 PASSES: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()  # of the teacher, in those of its student
 
 
@@ -53,7 +54,7 @@ class Distill(SelfSupervised):
     rate_power: ClassVar[float] = 0.5  # LightlyTrain's rate grows with the root of the batch
 
     teacher: str = ""  # a file or a published name
-    teacher_size: int = 0  # pixels of a side of the teacher's images; 0: its own size
+    teacher_size: int = 0  # pixels of a side of the teacher's images; 0: its own size, at most 224
     global_weight: float = 1.0  # of the feature in the loss
     dense_weight: float = 1.0  # of the patches in the loss; 0: they are not compared
     distort: bool = True  # random colours and grayscale besides the recipe's augmentations
@@ -67,7 +68,7 @@ class Distill(SelfSupervised):
 
     def build(self, model: Model) -> FeatureStudent:
         assert isinstance(model, ViT)
-        teacher = open_teacher(self.teacher, self.name, self.teacher_size, model)
+        teacher = open_teacher(self.teacher, self.name, self.teacher_size, model, LARGEST)
         return FeatureStudent(
             model, teacher, patches=self.dense_weight > 0, generator=generator_of(model.project.weight)
         )
@@ -120,8 +121,11 @@ def check_named(teacher: str, task: str) -> None:
         )
 
 
-def open_teacher(place: str, task: str, size: int, student: ViT) -> FrozenTeacher:
-    """Load the teacher, and note what a training step costs with it."""
+def open_teacher(place: str, task: str, size: int, student: ViT, largest: int = MOST_PIXELS) -> FrozenTeacher:
+    """Load the teacher, and note what a training step costs with it.
+
+    size: of a side of its images; 0: its own, or `largest` where that is less
+    """
     check_named(place, task)
     model = load(place)
     if model.config.channels != student.config.channels:
@@ -130,6 +134,7 @@ def open_teacher(place: str, task: str, size: int, student: ViT) -> FrozenTeache
             f"{student.config.channels}; give another teacher",
             code="model.input",
         )
+    size = size or (largest if max(model.config.image_size) > largest else 0)
     teacher = FrozenTeacher(model, student.preprocessing, (size, size) if size else None)
     PASSES[student] = forward_flops(teacher.model.config) / forward_flops(student.config)
     return teacher

@@ -84,17 +84,20 @@ class SelfSupervised(Task):
         )  # fmt: skip
 
     def summary(self, test: Mapping[str, Any], images: str) -> str:
-        return (
-            f"loss {test['loss']:.4g} on {test['images']} {images}; feature std {test['std']:.2f}, "
-            f"effective rank {test['rank']:.1f}"
-        )
+        return f"loss {test['loss']:.4g} on {test['images']} {images}; {statistics_text(test)}"
 
     def report_headline(self, test: Mapping[str, Any]) -> tuple[str, str]:
-        about = f"feature std {test['std']:.2f}, effective rank {test['rank']:.1f}"
-        return f"Loss {test['loss']:.4g}", f"on {describe_images(test)}; {about}"
+        return f"Loss {test['loss']:.4g}", f"on {describe_images(test)}; {statistics_text(test)}"
 
     def answers(self, model: Any, values: Tensor, top: int, sizes: Sizes = ()) -> list[Answer]:
         raise NotImplementedError  # `predicts` is False: the saved model has to be fine-tuned first
+
+
+def statistics_text(test: Mapping[str, Any]) -> str:
+    """The statistics of the features in words; those of a single image are 0, which is no collapse."""
+    if test["images"] < 2:
+        return "feature std and rank need two images or more"
+    return f"feature std {test['std']:.2f}, effective rank {test['rank']:.1f}"
 
 
 def feature_width(config: Any) -> int:
