@@ -14,7 +14,7 @@ from vitkit.data.folds import check_classes
 from vitkit.data.sources.source import from_arrays
 from vitkit.models.variants import build
 from vitkit.options import Training
-from vitkit.planning import automatic, finetune_rules
+from vitkit.planning import automatic, finetune_rules, plan_text
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import override
 from vitkit.runs.build import SplitCache, warnings
@@ -161,6 +161,7 @@ def test_what_is_said_about_a_fitted_head(made, tmp_path, capsys):
     assert any("head is fitted" in line and "--steps" in line for line in lines)
     heads = [line for line in lines if line.startswith("head: ridge")]
     assert len(heads) == 1 and "%" not in heads[0]  # of two images per class none can be left out
+    assert not [line for line in lines if line.startswith(("500 steps", "learning rate", "weights averaged"))]
     assert finetune_rules.is_fitted_head(vitkit.Run(tmp_path / "run").recipe)
     assert not finetune_rules.is_fitted_head(recipe("finetune"))
 
@@ -169,8 +170,12 @@ def test_the_plan_of_a_fitted_head_names_no_choice_about_training(made, tmp_path
     planned = finetune(made, "with", tmp_path / "run", plan=True)
     names = [choice.what for choice in planned.choices]
     assert names == ["batch 8", "a ridge classifier on frozen features"]
+    rows = dict(plan_text.rows(planned.to_json()))
+    assert "head" in rows and not {"learning rate", "augmentation", "length"} & rows.keys()
     trained = finetune(made, "with", tmp_path / "run", plan=True, train="all")
     assert "500 steps" in [choice.what for choice in trained.choices]
+    rows = dict(plan_text.rows(trained.to_json()))
+    assert "head" not in rows and {"learning rate", "augmentation", "length"} <= rows.keys()
 
 
 def test_no_correct_validation_image_gives_no_threshold(made, tmp_path, capsys):
