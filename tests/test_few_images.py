@@ -1,5 +1,7 @@
 """A few images per class: a calibrated fitted head, warm-up, and what is refused before any training."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from vitkit.recipes import recipe
 from vitkit.recipes.recipe import override
 from vitkit.runs.build import SplitCache, warnings
 from vitkit.runs.features import Extractor, labels_of
+from vitkit.runs.kept_weights import calibration_note
 from vitkit.runtime.runtime import Runtime
 
 HERE = {"device": "cpu", "workers": 0, "image_size": 32}
@@ -58,6 +61,10 @@ def test_a_fitted_head_is_calibrated_on_the_validation_images(made, tmp_path):
     temperature = float(ratio.median())
     assert torch.allclose(ratio, torch.full_like(ratio, temperature), rtol=1e-3) and temperature != 1
     assert not before.reject_below and 0 < after.reject_below < 1
+    stored = json.loads((run.folder / "result.json").read_text())["kept"]["calibration"]
+    assert stored == pytest.approx({"temperature": temperature, "threshold": after.reject_below}, rel=1e-3)
+    assert f"{100 * after.reject_below:.1f} %" in calibration_note(stored)
+    assert "calibration" not in json.loads((plain.folder / "result.json").read_text())["kept"]
     val = SplitCache()(run.recipe, None)["val"]
     features = Extractor(model=before).features(val)
     logits, labels = before.head(features.x).detach(), labels_of(val, features)
