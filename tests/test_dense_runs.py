@@ -326,7 +326,8 @@ def test_rf_detr_and_eomt_for_instances_are_trained_with_their_published_optimiz
     name, changes, fixed, optimizer, schedule
 ):
     changes = {"weights": "ViT-Ti/16.augreg-i21k"} | changes
-    known = Circumstances(splits=shapes(), fixed=frozenset(fixed), device="cuda")
+    parts = frozenset({"schedule.rate", "schedule.warmup"} if "schedule" in fixed else ())
+    known = Circumstances(splits=shapes(), fixed=frozenset(fixed), parts=parts, device="cuda")
     chosen = decide(replace(recipe(name), **changes), dense_rules.RULES, known, lambda choice: None)
     expected = recipe(schedule).schedule
     assert chosen.optimizer == recipe(optimizer).optimizer and chosen.batch == 16

@@ -1,5 +1,7 @@
 """A few images per class: a calibrated fitted head, warm-up, and what is refused before any training."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -14,11 +16,12 @@ from vitkit.data.folds import check_classes
 from vitkit.data.sources.source import from_arrays
 from vitkit.models.variants import build
 from vitkit.options import Training
-from vitkit.planning import automatic, finetune_rules
+from vitkit.planning import automatic, finetune_rules, plan_text
 from vitkit.recipes import recipe
 from vitkit.recipes.recipe import override
 from vitkit.runs.build import SplitCache, warnings
 from vitkit.runs.features import Extractor, labels_of
+from vitkit.runs.kept_weights import calibration_note
 from vitkit.runtime.runtime import Runtime
 
 HERE = {"device": "cpu", "workers": 0, "image_size": 32}
@@ -58,6 +61,10 @@ def test_a_fitted_head_is_calibrated_on_the_validation_images(made, tmp_path):
     temperature = float(ratio.median())
     assert torch.allclose(ratio, torch.full_like(ratio, temperature), rtol=1e-3) and temperature != 1
     assert not before.reject_below and 0 < after.reject_below < 1
+    stored = json.loads((run.folder / "result.json").read_text())["kept"]["calibration"]
+    assert stored == pytest.approx({"temperature": temperature, "threshold": after.reject_below}, rel=1e-3)
+    assert f"{100 * after.reject_below:.1f} %" in calibration_note(stored)
+    assert "calibration" not in json.loads((plain.folder / "result.json").read_text())["kept"]
     val = SplitCache()(run.recipe, None)["val"]
     features = Extractor(model=before).features(val)
     logits, labels = before.head(features.x).detach(), labels_of(val, features)
@@ -161,6 +168,7 @@ def test_what_is_said_about_a_fitted_head(made, tmp_path, capsys):
     assert any("head is fitted" in line and "--steps" in line for line in lines)
     heads = [line for line in lines if line.startswith("head: ridge")]
     assert len(heads) == 1 and "%" not in heads[0]  # of two images per class none can be left out
+    assert not [line for line in lines if line.startswith(("500 steps", "learning rate", "weights averaged"))]
     assert finetune_rules.is_fitted_head(vitkit.Run(tmp_path / "run").recipe)
     assert not finetune_rules.is_fitted_head(recipe("finetune"))
 
@@ -169,8 +177,12 @@ def test_the_plan_of_a_fitted_head_names_no_choice_about_training(made, tmp_path
     planned = finetune(made, "with", tmp_path / "run", plan=True)
     names = [choice.what for choice in planned.choices]
     assert names == ["batch 8", "a ridge classifier on frozen features"]
+    rows = dict(plan_text.rows(planned.to_json()))
+    assert "head" in rows and not {"learning rate", "augmentation", "length"} & rows.keys()
     trained = finetune(made, "with", tmp_path / "run", plan=True, train="all")
     assert "500 steps" in [choice.what for choice in trained.choices]
+    rows = dict(plan_text.rows(trained.to_json()))
+    assert "head" not in rows and {"learning rate", "augmentation", "length"} <= rows.keys()
 
 
 def test_no_correct_validation_image_gives_no_threshold(made, tmp_path, capsys):

@@ -115,6 +115,29 @@ def test_a_short_run_averages_fewer_steps(steps, average):
     assert finetune_rules.choose_average(r, fixed) == (r, None)
 
 
+@pytest.mark.parametrize("change, rate, average", [
+    ("schedule.warmup=7", 1.3e-4, 0.99), ("schedule.decay=linear", 1.3e-4, 0.99),
+    ("optimizer.weight_decay=0.1", 1.3e-4, 0.99), ("schedule.rate=0.004", 0.004, 0.99),
+    ("optimizer.average=0.5", 1.3e-4, 0.5),
+])  # fmt: skip
+def test_one_value_of_the_optimizer_or_the_schedule_leaves_the_others_to_the_rules(change, rate, average):
+    train, options = source([20, 20]), Training(set=(change,))
+    asked = override(replace(recipe("finetune"), weights="given", data="photos"), options.set)
+    r = automatic.decide(asked, finetune_rules.RULES, known(train, set=options.set), lambda choice: None)
+    r = finetune_rules.choose_rate(r, known(train, set=options.set), None)[0]
+    assert (r.schedule.rate, r.optimizer.average) == (rate, average)
+    again = with_stored_choices(finetuning("photos", options), r)
+    assert changed_flags(r, again) == []  # the same command resumes the run
+
+
+def test_a_low_resolution_raises_the_rate_beside_a_weight_decay_of_the_user():
+    train = source([20, 20])
+    r = replace(recipe("finetune"), image_size=(32, 32), batch=8)
+    for change, rate in (("optimizer.weight_decay=0.1", 5e-4), ("optimizer.kind=sgd", 1.3e-4)):
+        chosen, _ = finetune_rules.choose_rate(r, known(train, set=(change,)), (224, 224))
+        assert chosen.schedule.rate == rate
+
+
 def fit(train, model, **options):
     r = replace(recipe("finetune"), weights="given")
     return finetune_rules.fit_model(r, model, known(train, **options), Runtime(), 0)[0]

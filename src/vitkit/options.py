@@ -158,7 +158,8 @@ class Training:
         arg(
             metavar="best|last",
             help="Which weights to save: best on the validation split, or last.",
-            help_behavior_hint="(default: best if there is a validation split; last for the paper's recipes)",
+            help_behavior_hint="(default: last, but for finetune an earlier one that is clearly better on "
+            "validation; best for the recipes table4, lora and scratch)",
         ),
     ] = None
     patience: Annotated[
@@ -166,12 +167,16 @@ class Training:
         arg(
             metavar="N",
             help="Early stopping: stop after N evaluations without improvement; 0 disables it.",
-            help_behavior_hint=f"(default: 0; {PATIENCE} of 10 for the recipes table4 and scratch)",
+            help_behavior_hint=f"(default: 0; {PATIENCE} of 10 for the recipes table4, lora and scratch)",
         ),
     ] = None
     lr: Annotated[
         float | None,
-        arg(metavar="X", help="Peak learning rate.", help_behavior_hint="(default: from the recipe)"),
+        arg(
+            metavar="X",
+            help="Peak learning rate.",
+            help_behavior_hint="(default: from the recipe; finetune chooses it by the batch)",
+        ),
     ] = None
     seed: Annotated[int | None, arg(metavar="N", help="Random seed.", help_behavior_hint="(default: 0)")] = (
         None

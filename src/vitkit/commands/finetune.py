@@ -19,7 +19,7 @@ from vitkit.recipes.recipe import Recipe, override, with_teacher
 from vitkit.report.terminal import print_table, say
 from vitkit.runs.cross_validation import check_folds, cross_validate, final_recipe
 from vitkit.runs.folder import stopping
-from vitkit.runs.kept_weights import stopping_note
+from vitkit.runs.kept_weights import calibration_note, stopping_note
 from vitkit.runs.page import FOLDS, REPORT, read, run_task
 from vitkit.runs.protocol import Protocol, Subruns, called, check_seeds, is_rate
 from vitkit.runs.run import run as run_recipe
@@ -277,6 +277,8 @@ def print_result(result: dict[str, Any]) -> None:
             next_verbs = [f"finetune DATA --weights {result['run']}"]
     if result.get("kept"):
         say(stopping_note(result["kept"], result["steps"]))
+        if calibration := result["kept"].get("calibration"):
+            say(calibration_note(calibration))
     if result.get("features"):
         say(result["features"]["sentence"])
     if before := resume.result_before(Path(result["run"])):

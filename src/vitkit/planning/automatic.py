@@ -50,12 +50,23 @@ class Circumstances:
     device: str = "cpu"
     world: int = 1
     fixed_rate: bool = False  # whether the user has set the learning rate alone, of the schedule
-    fixed_warmup: bool = False  # whether the user has set schedule.warmup
+    parts: frozenset[str] = frozenset()  # what the user has set of a field alone, as in optimizer.average
     largest: int | None = None  # the largest micro-batch that fits into memory; None: not known yet
 
     @property
     def gpu(self) -> bool:
         return self.device.startswith("cuda")
+
+    @property
+    def fixed_warmup(self) -> bool:
+        return self.has_set("schedule.warmup")
+
+    def has_set(self, *names: str) -> bool:
+        """Whether the user has set one of these fields, or parts of fields such as schedule.rate."""
+        fixed = self.fixed | self.parts
+        return bool(fixed.intersection(names)) or (
+            self.fixed_rate and not {"schedule", "schedule.rate"}.isdisjoint(names)
+        )
 
     @property
     def images(self) -> int:
@@ -72,8 +83,8 @@ Rule = Callable[[Recipe, Circumstances], tuple[Recipe, Choice | None]]
 
 def circumstances(options: Training, splits: Mapping[str, Source], runtime: Runtime) -> Circumstances:
     fixed, rate = frozenset(fixed_fields(options)), options.lr is not None
-    warmup = any(own_name(change.partition("=")[0].strip()) == "schedule.warmup" for change in options.set)
-    return Circumstances(splits, fixed, runtime.device, runtime.world, rate, warmup)
+    parts = frozenset(own_name(change.partition("=")[0].strip()) for change in options.set) - fixed
+    return Circumstances(splits, fixed, runtime.device, runtime.world, rate, parts)
 
 
 def decide(

@@ -30,8 +30,7 @@ WARMUP = 10  # a tenth of the steps
 
 def open_to_rules(recipe: Recipe, known: Circumstances, *fields: str) -> bool:
     """Whether the recipe is a default one of a dense task, and the user has set none of these fields."""
-    fixed = known.fixed | {"schedule"} if known.fixed_rate else known.fixed
-    return "dense" in recipe.auto and not fixed.intersection(fields)
+    return "dense" in recipe.auto and not known.has_set(*fields)
 
 
 def choose_image_size(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
@@ -113,7 +112,7 @@ def follow_rf_detr(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice
 
 
 def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
-    if not open_to_rules(recipe, known, "schedule"):
+    if not open_to_rules(recipe, known, "schedule.rate"):
         return recipe, None
     name = "rf-detr" if is_rf_detr(recipe) else recipe.name if recipe.weights else ""
     base = RECIPES[name]().schedule.rate if name in RECIPES else RATE  # published for pretrained weights

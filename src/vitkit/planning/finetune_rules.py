@@ -82,8 +82,7 @@ TRAINING = (  # what a user may have decided about training
 
 def open_to_rules(recipe: Recipe, known: Circumstances, *fields: str) -> bool:
     """Whether the recipe is the default one, and the user has set none of these fields."""
-    fixed = known.fixed | {"schedule"} if known.fixed_rate else known.fixed
-    return "rules" in recipe.auto and not fixed.intersection(fields)
+    return "rules" in recipe.auto and not known.has_set(*fields)
 
 
 def choose_batch(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
@@ -133,12 +132,12 @@ def choose_rate(
     recipe: Recipe, known: Circumstances, trained_at: tuple[int, int] | None
 ) -> tuple[Recipe, Choice | None]:
     """By the batch; higher on a CPU for images much smaller than those of the weights, `trained_at`."""
-    if not open_to_rules(recipe, known, "schedule"):
+    if not open_to_rules(recipe, known, "schedule.rate"):
         return recipe, None
     rate, reason = RATE * (recipe.batch / RATE_BATCH) ** (1 / 3), f"for batch {recipe.batch}"
     usual = min(math.prod(trained_at), USUAL**2) if trained_at else 0
     small = math.prod(recipe.image_size) < SMALL**2 * usual
-    if small and not known.gpu and open_to_rules(recipe, known, "optimizer", "train"):
+    if small and not known.gpu and open_to_rules(recipe, known, "optimizer.kind", "train"):
         rate = min(SMALL_FACTOR * rate, SMALL_RATE)
         reason += f" and {recipe.image_size[0]} pixels, where the weights were trained at {trained_at[0]}"  # type: ignore[index]
     rate = float(f"{rate:.2g}")
@@ -149,7 +148,9 @@ def choose_rate(
 def choose_for_reconstruction(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     """Layer decay, stochastic depth and pooling of the paper, for weights that reconstruct pixels."""
     task, width = pretraining(recipe.weights)
-    if task not in RECONSTRUCTION or not open_to_rules(recipe, known, "optimizer", "train"):
+    if task not in RECONSTRUCTION or not open_to_rules(
+        recipe, known, "optimizer.kind", "optimizer.layer_decay", "train"
+    ):
         return recipe, None
     decay, drop = next((decay, drop) for least, decay, drop in RECONSTRUCTION_DECAY if width >= least)
     recipe = replace(recipe, optimizer=replace(recipe.optimizer, layer_decay=decay))
@@ -183,7 +184,7 @@ def choose_for_imbalance(recipe: Recipe, known: Circumstances) -> tuple[Recipe, 
 
 def choose_average(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     """Averaged weights over a share of the steps, so that also a short run forgets its first ones."""
-    if not open_to_rules(recipe, known, "optimizer"):
+    if not open_to_rules(recipe, known, "optimizer.kind", "optimizer.average"):
         return recipe, None
     steps = recipe.length.in_steps(known.images, recipe.batch)
     average = float(f"{max(0.0, min(AVERAGE, 1 - AVERAGED / steps)):.3g}")
@@ -245,7 +246,7 @@ def fit_model(
     if len(train) > LOOKED_AT:
         train = train.take(np.sort(np.random.default_rng(0).permutation(len(train))[:LOOKED_AT]))
     head = ridge_classifier(model, train, runtime, batch=64, workers=workers, seed=recipe.seed)
-    right = f"it is right on {head.accuracy:.0%} of {head.images} images, leaving each one out"
+    right = f"it is right on {100 * head.accuracy:.0f} % of {head.images} images, leaving each one out"
     if head.accuracy < SEPARABLE:
         return recipe, Choice("training of the whole model, not a ridge classifier alone", right)
     return with_fitted_head(recipe), Choice("a ridge classifier on frozen features", right)

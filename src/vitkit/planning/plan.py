@@ -229,6 +229,7 @@ class Plan:
             "evaluations": recipe.evaluations if "val" in self.splits else 0,
             "keep": "best" if recipe.keeps_best else "last", "keep_margin": recipe.keep_margin,
             "patience": recipe.patience,
+            "fitted_head": finetune_rules.is_fitted_head(recipe),
             "steps": steps, "steps_left": self.steps_left, "images_seen": steps * recipe.batch,
             "epochs": steps * recipe.batch / images,
             "training_FLOPs": round(
@@ -328,8 +329,7 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         recipe, choice = finetune_rules.fit_model(
             recipe, model(), known, runtime, data_workers(options.workers)
         )
-        if finetune_rules.is_fitted_head(recipe):
-            choices.made = [made for made in choices.made if not made.training]
+        choices.settle(trains=not finetune_rules.is_fitted_head(recipe))
         choices.add(choice)
         recipe = automatic.fitted(recipe, model(), known, runtime, choices.add)
     recipe = runtime.broadcast(recipe)
@@ -358,16 +358,29 @@ def fitted_to_weights(
 
 
 class Choices:
-    """The choices so far; each is logged at once if there is a log function."""
+    """The choices so far; each is logged if there is a log function.
+
+    Those about training wait until it is known that the model is trained, and not only its head fitted.
+    """
 
     def __init__(self, say: Say | None):
         self.made: list[Choice] = []
         self.say = say
+        self.settled = False
 
     def add(self, choice: Choice | None) -> None:
         if choice:
             self.made.append(choice)
-            if self.say:
+            if self.say and (self.settled or not choice.training):
+                self.say(str(choice))
+
+    def settle(self, *, trains: bool) -> None:
+        """Log the choices about training, or drop them if nothing is trained."""
+        self.settled = True
+        waiting = [choice for choice in self.made if choice.training]
+        self.made = [choice for choice in self.made if trains or not choice.training]
+        for choice in waiting:
+            if trains and self.say:
                 self.say(str(choice))
 
 

@@ -67,13 +67,10 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "resolution", f"{plan['image_size']} pixels{'; ' + plan['pixels'] if 'pixels' in plan else ''}"
     micro = f", in micro-batches of {plan['micro_batch']}" if plan["micro_batch"] else ""
     yield "batch", f"{counted(plan['batch'], 'image')}{micro}"
-    warmup = f"{counted(plan['warmup'], 'step')} of warm-up, " if plan["warmup"] else ""
-    yield "learning rate", f"{plan['learning_rate']:g}, {warmup}{plan['decay']} decay; {plan['optimizer']}"
-    yield "augmentation", ", ".join(plan["augmentation"])
-    yield (
-        "length",
-        f"{counted(plan['steps'], 'step')}, {plan['epochs']:,.1f} epochs",
-    )
+    if plan["fitted_head"]:
+        yield "head", "a ridge classifier is fitted to the features of whole images; no weights are trained"
+    else:
+        yield from training_rows(plan)
     yield "validation", validation(plan)
     if "folds" in plan:
         yield "folds", f"{plan['folds']} runs, each tested on a fold, then one on all training images"
@@ -87,6 +84,14 @@ def rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "device", f"{plan['device']}, {several}{plan['precision']}, {counted(plan['threads'], 'thread')}"
     names = ["chosen", *[""] * len(plan["choices"])]
     yield from zip(names, plan["choices"], strict=False)
+
+
+def training_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The rows about the steps of training."""
+    warmup = f"{counted(plan['warmup'], 'step')} of warm-up, " if plan["warmup"] else ""
+    yield "learning rate", f"{plan['learning_rate']:g}, {warmup}{plan['decay']} decay; {plan['optimizer']}"
+    yield "augmentation", ", ".join(plan["augmentation"])
+    yield "length", f"{counted(plan['steps'], 'step')}, {plan['epochs']:,.1f} epochs"
 
 
 def validation(plan: Mapping[str, Any]) -> str:

@@ -22,8 +22,7 @@ WARMUP = 10  # a tenth of the steps; MAE, DINO and MoCo v3 warm up for 5 to 13 %
 
 def open_to_rules(recipe: Recipe, known: Circumstances, *fields: str) -> bool:
     """Whether the recipe is one of --task, and the user has set none of these fields."""
-    fixed = known.fixed | {"schedule"} if known.fixed_rate else known.fixed
-    return "pretraining" in recipe.auto and not fixed.intersection(fields)
+    return "pretraining" in recipe.auto and not known.has_set(*fields)
 
 
 def patch_for(pixels: float) -> int:
@@ -71,7 +70,7 @@ def choose_batch(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice |
 
 def choose_rate(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     """The recipe's rate for this batch, in the way in which the task's source states it."""
-    if not open_to_rules(recipe, known, "schedule"):
+    if not open_to_rules(recipe, known, "schedule.rate"):
         return recipe, None
     published, power = named_recipe(recipe.name), recipe.task.rate_power
     rate = float(f"{published.schedule.rate * (recipe.batch / published.batch) ** power:.3g}")

@@ -200,6 +200,7 @@ def with_stored_choices(request: Request, old: Recipe) -> Recipe:
     kept = (*KEPT, *BY_RULES) if "rules" in request.recipe.auto and same_rules else KEPT
     kept = (*kept, "optimizer") if "dense" in request.recipe.auto and same_rules else kept
     kept = (*kept, "model") if "pretraining" in request.recipe.auto else kept
+    fixed -= {"optimizer", "schedule"}  # of which --set changes single values, below
     stored = {field: getattr(old, field) for field in kept if field not in fixed}
     if "schedule" in stored and request.options.lr is not None:
         stored["schedule"] = replace(stored["schedule"], rate=request.options.lr)

@@ -89,6 +89,7 @@ def describe_kept(
     best = keeps_best(recipe, progress)
     value = progress["best"] if best and headline.higher else -progress["best"] if best else None
     scores = {"val_top1": None} | ({f"val_{headline.key}": value} if best else {})
+    fitted = kept_calibration(recipe, progress)
     return {
         "weights": "best" if best else "last",
         "step": progress.get("best_step") if best else step,
@@ -96,7 +97,7 @@ def describe_kept(
         "val_images": progress.get("best_images"),
         "stopped_early": step < total and stopped_early(recipe, progress),
         "planned_steps": total,
-    }
+    } | ({"calibration": dict(fitted)} if fitted else {})
 
 
 def apply_calibration(model: Model, recipe: Recipe, progress: Mapping[str, Any]) -> None:
@@ -104,7 +105,7 @@ def apply_calibration(model: Model, recipe: Recipe, progress: Mapping[str, Any])
 
     So every format and engine gives the calibrated probabilities; no prediction changes its label.
     """
-    fitted = progress.get("best_calibration" if keeps_best(recipe, progress) else "calibration")
+    fitted = kept_calibration(recipe, progress)
     if not fitted or model.head is None:
         return
     with torch.no_grad():
@@ -112,6 +113,19 @@ def apply_calibration(model: Model, recipe: Recipe, progress: Mapping[str, Any])
             head.weight.div_(fitted["temperature"])
             head.bias.div_(fitted["temperature"])
     model.reject_below = fitted["threshold"]
+
+
+def kept_calibration(recipe: Recipe, progress: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """The temperature and the threshold of the kept weights; None if the run is not calibrated."""
+    return progress.get("best_calibration" if keeps_best(recipe, progress) else "calibration")
+
+
+def calibration_note(calibration: Mapping[str, float]) -> str:
+    """The calibration in one line."""
+    text = f"calibrated on the validation images: temperature {calibration['temperature']:.3g}"
+    if not calibration["threshold"]:
+        return text
+    return f"{text}; --reject without a number rejects below {100 * calibration['threshold']:.1f} %"
 
 
 def stopping_note(kept: Mapping[str, Any], steps: int) -> str:
