@@ -7,7 +7,8 @@ As bench/gpu.py: all sides of a row are in one process and take turns, and times
 Both libraries start from the same weights and do the same work in float32; where the processor multiplies in
 bf16, in autocast too. A training step is AdamW, clipping and cross-entropy; vitkit's is its own `update`,
 with its checks. The last column is the share of the images on which a side names the same class as timm's
-eager model; in training, after two steps of each. Compiled sides need a C++ compiler.
+eager model; in training, after two steps of each. Compiled sides need a C++ compiler. "of the limit" compares
+with the images/s at which the operations of float32 would run as fast as those of a large matrix product.
 """
 
 import argparse
@@ -24,12 +25,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from forward import pair
+from forward import pair, product_rate
 from gpu import CLASSES, Row, timed
 from torch import Tensor, nn
 
 from vitkit.data.views import normalise
 from vitkit.inference.builders import compiler, fast_bf16
+from vitkit.metrics.cost import TRAINING, forward_flops
+from vitkit.models.variants import configure
 from vitkit.runtime.runtime import PRECISIONS, Runtime, cpu_cores
 from vitkit.tasks.classify import ClassificationLoss
 from vitkit.training.optimizer import OptimizerConfig
@@ -134,7 +137,11 @@ def compare(name: str, row: Row, precision: str, options: argparse.Namespace) ->
         sides[side].step()
     answers = {side: sides[side].ask() for side in sides}
     top1 = {side: answers[side].argmax(1) for side in sides}
+    products = [product_rate()]
     seconds = turns(sides, options.rounds, options.steps)
+    products += [product_rate(), product_rate()]
+    work = forward_flops(configure(f"ViT-{row.size}/16")) * (TRAINING if row.train else 1)
+    limit = statistics.median(products) / work if precision == "fp32" else None
     middle = {side: statistics.median(seconds[side]) for side in sides}
     best = min(middle[side] for side in sides if side.startswith("timm"))
     return [
@@ -143,20 +150,24 @@ def compare(name: str, row: Row, precision: str, options: argparse.Namespace) ->
          "spread": (max(seconds[side]) - min(seconds[side])) / middle[side],
          "same_top1": float((top1[side] == top1["timm"]).double().mean()),
          "largest_difference": float((answers[side] - answers["timm"]).abs().max()),
-         "first_step_s": first[side], "seconds": seconds[side]}
+         "limit_images_per_second": limit, "first_step_s": first[side], "seconds": seconds[side]}
         for side in sides
     ]  # fmt: skip
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| row | batch | side | images/s | ms | spread | against timm's best | same top-1 |",
-        "|---" * 8 + "|",
+        "| row | batch | side | images/s | of the limit | ms | spread | against timm's best | same top-1 "
+        "| first step, s |",
+        "|---" * 10 + "|",
     ]
     for r in rows:
+        limit = r["limit_images_per_second"]
+        share = "" if limit is None else f"{r['images_per_second'] / limit:.0%} of {limit:.1f}"
         lines.append(
-            f"| {r['row']} | {r['batch']} | {r['side']} | {r['images_per_second']:.2f} | {r['ms']:.0f} "
-            f"| {r['spread']:.1%} | {r['against_timms_best']:.2f} | {r['same_top1']:.0%} |"
+            f"| {r['row']} | {r['batch']} | {r['side']} | {r['images_per_second']:.2f} | {share} "
+            f"| {r['ms']:.0f} | {r['spread']:.1%} | {r['against_timms_best']:.2f} | {r['same_top1']:.0%} "
+            f"| {r['first_step_s']:.0f} |"
         )
     return "\n".join(lines)
 

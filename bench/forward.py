@@ -26,15 +26,25 @@ from vitkit.weights.convert import timm_resnet, timm_vit
 from vitkit.weights.save import foreign_arrays, layout_for
 
 
-def pair(name: str):
-    """The same weights in both libraries."""
-    erf = {} if name.startswith("BiT") else {"gelu": "erf"}  # timm's GELU
-    ours = vitkit.build(name, seed=0, **erf).eval()
+def pair(name: str, gelu: str = "erf"):
+    """The same weights in both libraries; of a ViT with this GELU: erf is timm's, tanh the official one."""
+    options = {} if name.startswith("BiT") else {"gelu": gelu}
+    ours = vitkit.build(name, seed=0, **options).eval()
     torch.nn.init.normal_(ours.head.weight, std=0.02)  # a zero head would hide every difference
     theirs = timm_resnet(ours.config) if isinstance(ours.config, ResNetConfig) else timm_vit(ours.config)
     layout = layout_for(ours.config, "timm", Path("x.pth"))
     theirs.load_state_dict(dict(foreign_arrays(ours, layout)), strict=True)
     return {"vitkit": ours, "timm": theirs.eval()}
+
+
+def product_rate(size: int = 2048, times: int = 5) -> float:
+    """Operations per second of a product of square matrices in float32, which no float32 engine exceeds."""
+    left, right = torch.randn(2, size, size)
+    left @ right
+    start = time.perf_counter()
+    for _ in range(times):
+        left @ right
+    return times * 2 * size**3 / (time.perf_counter() - start)
 
 
 @torch.inference_mode()

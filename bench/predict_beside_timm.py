@@ -6,11 +6,11 @@ Each round times some batches of each in a row, as in a folder of images, in an 
 medians with the quartiles of the rounds, the median of each round's ratio to timm, the largest difference of
 the logits from timm's, and how many of the batch have the same top-1. The random weights have a random head,
 so that no label is sure. int8 is calibrated on 32 generated pictures. "torch, together" is the engine `torch`
-without images of its own for each core.
+without images of its own for each core; "torch, GELU apart", with --gelu tanh, without the GELU within the
+matrix product (ops/cpu_mlp.py).
 """
 
 import argparse
-import platform
 import statistics
 import tempfile
 import time
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from forward import pair
+from forward import pair, product_rate
 
 from vitkit.data.views import normalise
 from vitkit.inference.agreement import sample_images
@@ -27,6 +27,7 @@ from vitkit.inference.engine_cache import EngineCache
 from vitkit.inference.engines import EngineSelector, torch_engine
 from vitkit.inference.predict import forward_logits
 from vitkit.metrics.cost import forward_flops
+from vitkit.ops import cpu_mlp
 
 
 def timm_engine(theirs, ours):
@@ -60,14 +61,17 @@ def seconds(run, images, times: int) -> float:
     return (time.perf_counter() - start) / times
 
 
-def product_rate(size: int = 2048, times: int = 5) -> float:
-    """Operations per second of a product of square matrices in float32, which no float32 engine exceeds."""
-    left, right = torch.randn(2, size, size)
-    left @ right
-    start = time.perf_counter()
-    for _ in range(times):
-        left @ right
-    return times * 2 * size**3 / (time.perf_counter() - start)
+def separately(run):
+    """The same without oneDNN's dense layers, which compute bias and GELU within the product."""
+
+    def separate(images):
+        before, cpu_mlp.X86 = cpu_mlp.X86, False
+        try:
+            return run(images)
+        finally:
+            cpu_mlp.X86 = before
+
+    return separate
 
 
 def main() -> None:
@@ -78,16 +82,19 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="batches in a round")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--engines", nargs="*", default=list(ENGINES))
+    parser.add_argument("--gelu", choices=("erf", "tanh"), default="erf", help="of both libraries")
     parser.add_argument("--folder", type=Path, help="Keep the graphs here for the next run.")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    models = pair(options.model)
+    models = pair(options.model, options.gelu)
     ours = models["vitkit"]
     images = sample_images(ours, options.batch)
     with tempfile.TemporaryDirectory() as spare:
         engines = built(ours, options.batch, options.engines, options.folder or Path(spare))
         together = partial(forward_logits, ours)
         runs = {"timm": timm_engine(models["timm"], ours), "torch, together": together, **engines}
+        if options.gelu == "tanh":
+            runs["torch, GELU apart"] = separately(runs["torch"])
         want = runs["timm"](images)
         messages = {name: run(images) for name, run in runs.items()}  # and warm
         took: dict[str, list[float]] = {name: [] for name in runs}
@@ -95,8 +102,8 @@ def main() -> None:
             names = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
             for name in names:
                 took[name].append(seconds(runs[name], images, options.times))
-    print(f"{options.model}, batch {options.batch}, {options.threads} threads, {options.rounds} rounds of "
-          f"{options.times}, {platform.machine()}, torch {torch.__version__}")  # fmt: skip
+    print(f"{options.model}, {options.gelu} GELU, batch {options.batch}, {options.threads} threads, "
+          f"{options.rounds} rounds of {options.times}, torch {torch.__version__}")  # fmt: skip
     products = statistics.median(product_rate() for _ in range(options.rounds))
     flops = forward_flops(ours.config)
     print(f"A large product runs at {products / 1e9:.0f} GFLOP/s, an image takes {flops / 1e9:.1f} GFLOP: "
