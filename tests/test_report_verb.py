@@ -380,6 +380,20 @@ def test_the_command_of_the_report_does_the_same_again(done, tmp_path, capsys):
     assert kept(tmp_path / "again", "result")["test"]["loss"] == kept(done, "result")["test"]["loss"]
 
 
+def test_the_command_names_what_the_rules_would_choose_otherwise(tmp_path, capsys):
+    """A run without averaging and Mixup: its command gives a recipe without them, and not the rules' choice."""
+    folder, words_ = tmp_path / "run", ["digits", "--model", "ViT-Ti/4", "--image-size", "8", "--steps", "8"]
+    off = ["optimizer.average=0", "mixup=0", "label_smoothing=0", "model.width=16", "model.depth=1"]
+    quick = ["--workers", "0", "--device", "cpu", "--json"]
+    started = ["finetune", *words_, "--recipe", "finetune", "--set", *off, "model.heads=2"]
+    assert run(*started, "--out", folder, *quick) == 0
+    command = kept_commands(folder)["Repeat it in another folder"][0]
+    again = shlex.split(command.replace("ANOTHER", str(tmp_path / "again")))
+    assert run(*again[1:], *quick) == 0
+    assert kept(tmp_path / "again", "recipe") == kept(folder, "recipe")
+    assert kept(folder, "recipe")["optimizer"]["average"] == 0
+
+
 def kept_commands(out: Path) -> dict:
     from vitkit.runs.page import gather
 

@@ -123,6 +123,7 @@ FOLDS = "folds.json"  # in the folder of a cross-validation: the accuracy of eac
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
 # fields that a command must name, or they would be chosen for the machine and the data
 CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup", "keep", "patience")
+BY_RULES = ("optimizer.", "mixup", "label_smoothing", "stochastic_depth", "pooling")  # of default recipes
 
 
 def write_run_page(folder: Path) -> Path:
@@ -257,9 +258,10 @@ def again(recipe: dict[str, Any], usual: dict[str, Any]) -> str:
     """A command with every setting that differs from the named recipe."""
     start = ["--weights", recipe["weights"]] if recipe.get("weights") else ["--model", recipe["model"]]
     omitted = {"name", "about", "data", "weights", "model", "micro_batch"}
+    chosen = (*CHOSEN, *BY_RULES) if "rules" in (usual.get("auto") or ()) else CHOSEN
     fields = [
         f"{key}={setting(value)}" for key, value in recipe.items()
-        if key not in omitted and (value != usual.get(key) or key.startswith(CHOSEN))
+        if key not in omitted and (value != usual.get(key) or key.startswith(chosen))
     ]  # fmt: skip
     verb = "finetune" if is_finetuning(recipe["name"]) else "pretrain"
     named = ["--recipe", recipe["name"], "--out", "ANOTHER"]
