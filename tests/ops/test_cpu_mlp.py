@@ -1,7 +1,10 @@
 """The MLP in prediction on a CPU: the numbers of the plain layers, and only where nothing needs these."""
 
+import warnings
+
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitkit
@@ -66,6 +69,21 @@ def test_training_exports_and_counters_use_the_separate_layers(layer, tokens, mo
         assert counter.get_total_flops() == 2 * 2 * 3 * 17 * 24 * 96
         assert not fuses(monkeypatch, lambda: layer.double()(tokens.double()))
     assert not fuses(monkeypatch, lambda: Mlp(24, 96, gelu="erf").requires_grad_(False)(tokens))
+
+
+def test_derivatives_vectorisation_and_tracing_use_the_separate_layers(layer, tokens, monkeypatch):
+    layer.requires_grad_(False)
+    with torch.no_grad():
+        expected, slope = torch.autograd.functional.jvp(layer, tokens, torch.ones_like(tokens))
+        torch.testing.assert_close(torch.vmap(layer)(tokens), expected)
+        torch.testing.assert_close(torch.func.jvp(layer, (tokens,), (torch.ones_like(tokens),))[1], slope)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(tokens, torch.ones_like(tokens))
+            torch.testing.assert_close(forward_ad.unpack_dual(layer(dual)).tangent, slope)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the tracer, which is deprecated
+            traced = torch.jit.trace(layer, tokens)
+        torch.testing.assert_close(traced(tokens), expected)
 
 
 def test_a_model_predicts_what_it_computes_with_gradients():

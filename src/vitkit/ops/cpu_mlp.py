@@ -5,6 +5,7 @@ import platform
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from vitkit.ops import fused
 
@@ -22,8 +23,7 @@ def mlp(z: Tensor, up: nn.Linear, down: nn.Linear, *, gelu: str = "tanh", dropou
 def can_fuse(z: Tensor, layer: nn.Linear) -> bool:
     """Whether oneDNN's operation can compute the layer: float32 on a CPU, and nobody follows the operations.
 
-    It has no gradient, torch.compile and exports have operations of their own, and a FlopCounterMode does not
-    know it.
+    It has no derivative, and exports, tracing, torch.func and counters of operations do not know it.
     """
     if torch.compiler.is_compiling() or fused.EXPORTING or torch.is_grad_enabled() or not X86:
         return False
@@ -36,5 +36,15 @@ def can_fuse(z: Tensor, layer: nn.Linear) -> bool:
         and type(layer.weight) in (Tensor, nn.Parameter)  # not sharded
         and torch.backends.mkldnn.is_available()
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._len_torch_dispatch_stack()
+        and not is_followed(z)
+    )
+
+
+def is_followed(z: Tensor) -> bool:
+    """Whether something follows each operation on a tensor: a mode, torch.func, forward AD or tracing."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.is_functorch_wrapped_tensor(z)
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
     )
