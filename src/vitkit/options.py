@@ -220,10 +220,7 @@ class Training:
     max_bad: Annotated[float, arg(metavar="X", help="Maximum fraction of unreadable images.")] = 0.05
     compile: Annotated[
         Literal["no", "yes", "auto"],
-        arg(
-            metavar="[auto]",
-            help="Compile the model (torch.compile). auto: only if the run is long enough to gain from it.",
-        ),
+        arg(metavar="[auto]", help="Compile the model (torch.compile). auto: only where it pays."),
     ] = "no"
     recompute: Annotated[
         bool, arg(help="Activation checkpointing: less memory, about a third more time.")

@@ -66,7 +66,7 @@ KINDS = {  # severity, text, remedy; a remedy is one line
         "Correct the annotation, or delete it with its image; " + LISTED),
     "mask-alone": ("error", "Classes of the masks of {split}: only {classes}",
         "List the background too, as the first class if its pixels are 0: a model that knows one class "
-        "answers with it everywhere, and pixels of {ignored} are ignored, so they teach nothing"),
+        "predicts it everywhere, and pixels of 255 are ignored, so they teach nothing"),
     "mask-white": ("error", "Masks of {split}: only the numbers 0 and 255, and 255 is ignored",
         "Save the foreground as 1, the number of the second class: numpy.where(mask == 255, 1, 0)"),
     "exif-unclear": ("warning", "Images that EXIF turns, with annotations of either picture: {n}, e.g. "

@@ -208,7 +208,7 @@ def single_class(splits: Mapping[str, Source]) -> Iterator[Finding]:
     """Splits with masks of a single class, of which nothing can be learned."""
     for split, source in splits.items():
         if source.targets and "mask" in source.targets.kinds and len(source.classes) == 1:
-            yield find("mask-alone", classes=source.classes, split=split, ignored=str(IGNORE))
+            yield find("mask-alone", classes=source.classes, split=split)
 
 
 def has_boxes(source: Source) -> bool:

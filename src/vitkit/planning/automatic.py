@@ -41,6 +41,33 @@ class Choice:
         return f"{self.what}: {self.reason}"
 
 
+class Choices:
+    """The choices so far; each is logged if there is a log function.
+
+    Those about training wait until it is known that the model is trained, and not only its head fitted.
+    """
+
+    def __init__(self, say: Callable[[str], None] | None):
+        self.made: list[Choice] = []
+        self.say = say
+        self.settled = False
+
+    def add(self, choice: Choice | None) -> None:
+        if choice:
+            self.made.append(choice)
+            if self.say and (self.settled or not choice.training):
+                self.say(str(choice))
+
+    def settle(self, *, trains: bool) -> None:
+        """Log the choices about training, or drop them if nothing is trained."""
+        self.settled = True
+        waiting = [choice for choice in self.made if choice.training]
+        self.made = [choice for choice in self.made if trains or not choice.training]
+        for choice in waiting:
+            if trains and self.say:
+                self.say(str(choice))
+
+
 @dataclass(frozen=True)
 class Circumstances:
     """The inputs of the rules: data, kind of device and the user's decisions, but no measured speed."""

@@ -20,7 +20,7 @@ from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
 from vitkit.planning import automatic, dense_rules, finetune_rules, pretraining_rules, resume, start
 from vitkit.planning.augmentation_text import augmentation
-from vitkit.planning.automatic import Choice, Circumstances
+from vitkit.planning.automatic import Choice, Choices, Circumstances
 from vitkit.planning.compilation import choose_compilation
 from vitkit.planning.memory import memory_of, trained_skeleton
 from vitkit.planning.plan_text import headline, page
@@ -345,7 +345,7 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
 
 
 def fitted_to_weights(
-    recipe: Recipe, config: Config | None, known: Circumstances, choices: "Choices"
+    recipe: Recipe, config: Config | None, known: Circumstances, choices: Choices
 ) -> Recipe:
     """The recipe with a warm-up that fits its length, and the resolution and the rate for its weights."""
     recipe = automatic.decide(recipe, (automatic.fit_warmup,), known, choices.add)
@@ -355,33 +355,6 @@ def fitted_to_weights(
     recipe, choice = finetune_rules.choose_rate(recipe, known, trained_at)
     choices.add(choice)
     return recipe
-
-
-class Choices:
-    """The choices so far; each is logged if there is a log function.
-
-    Those about training wait until it is known that the model is trained, and not only its head fitted.
-    """
-
-    def __init__(self, say: Say | None):
-        self.made: list[Choice] = []
-        self.say = say
-        self.settled = False
-
-    def add(self, choice: Choice | None) -> None:
-        if choice:
-            self.made.append(choice)
-            if self.say and (self.settled or not choice.training):
-                self.say(str(choice))
-
-    def settle(self, *, trains: bool) -> None:
-        """Log the choices about training, or drop them if nothing is trained."""
-        self.settled = True
-        waiting = [choice for choice in self.made if choice.training]
-        self.made = [choice for choice in self.made if trains or not choice.training]
-        for choice in waiting:
-            if trains and self.say:
-                self.say(str(choice))
 
 
 def rules(request: Request) -> tuple[automatic.Rule, ...]:
