@@ -22,8 +22,8 @@ from vitkit.metrics.cost import activation_bytes, training_memory
 from vitkit.models.variants import skeleton, variant
 from vitkit.options import Training, part_of
 from vitkit.planning import automatic, finetune_rules
-from vitkit.planning.memory import memory_of
 from vitkit.planning.automatic import Choices
+from vitkit.planning.memory import memory_of
 from vitkit.planning.plan import Machine, compared, plan
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import hyperrule

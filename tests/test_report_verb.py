@@ -381,7 +381,7 @@ def test_the_command_of_the_report_does_the_same_again(done, tmp_path, capsys):
 
 
 def test_the_command_names_what_the_rules_would_choose_otherwise(tmp_path, capsys):
-    """A run without averaging and Mixup: its command gives a recipe without them, and not the rules' choice."""
+    """A run without averaging and Mixup: its command names these values, which the rules would set."""
     folder, words_ = tmp_path / "run", ["digits", "--model", "ViT-Ti/4", "--image-size", "8", "--steps", "8"]
     off = ["optimizer.average=0", "mixup=0", "label_smoothing=0", "model.width=16", "model.depth=1"]
     quick = ["--workers", "0", "--device", "cpu", "--json"]
