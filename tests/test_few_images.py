@@ -63,7 +63,9 @@ def test_a_fitted_head_is_calibrated_on_the_validation_images(made, tmp_path):
     assert not before.reject_below and 0 < after.reject_below < 1
     stored = json.loads((run.folder / "result.json").read_text())["kept"]["calibration"]
     assert stored == pytest.approx({"temperature": temperature, "threshold": after.reject_below}, rel=1e-3)
-    assert f"{100 * after.reject_below:.1f} %" in calibration_note(stored)
+    threshold = f"{100 * after.reject_below:.1f} %"
+    assert threshold in calibration_note(stored) and threshold in (run.folder / "report.html").read_text()
+    assert "steps with batch size" not in (run.folder / "report.html").read_text()  # no weights were trained
     assert "calibration" not in json.loads((plain.folder / "result.json").read_text())["kept"]
     val = SplitCache()(run.recipe, None)["val"]
     features = Extractor(model=before).features(val)

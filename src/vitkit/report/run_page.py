@@ -40,7 +40,7 @@ Run = Mapping[str, Any]  # the contents of a run folder, as runs/page.py collect
 def run_page(run: Run) -> str:
     """The report of a run; sections whose data is missing are omitted, and the header lists them."""
     test = test_of(run)
-    mistakes = run["mistakes"] or {}
+    mistakes, kept = run["mistakes"] or {}, (run["result"] or {}).get("kept") or {}
     dense = dense_sections(run["task"], test, run.get("samples") or {})
     per_class = test.get("per_class") or {}
     classes = dense or {
@@ -52,7 +52,9 @@ def run_page(run: Run) -> str:
         "Curves": run_curves(run["metrics"], run["task"]["metric"], run["task"].get("metrics", ())),
         "Features": feature_section((run["result"] or {}).get("features"), run.get("pictures") or {}),
         **classes,
-        "Calibration": calibration(mistakes.get("calibration") or (), test.get("calibration_error")),
+        "Calibration": calibration(
+            mistakes.get("calibration") or (), test.get("calibration_error"), kept.get("calibration") or {}
+        ),
         "Mistakes": mistake_section(mistakes, run.get("table")) if "worst" in mistakes else Markup(),
         "Least confident": unsure_section(mistakes),
         "Sample images": sample_section(run.get("samples") or {}),
@@ -103,9 +105,16 @@ def summary(run: Run) -> Markup:
         counts=(data["images"].get("train", 0), data["classes"]) if data else None,
         pixels=" × ".join(map(str, recipe.get("image_size") or ())), recipe=recipe.get("name", ""),
         steps=result["steps"] if result else None, batch=recipe["batch"] if result else None,
+        fitted=is_fitted_head(recipe),
         time=duration(cost["seconds"]) if cost.get("seconds") else "",
         device=device_name(cost.get("device", "a device")),
     )  # fmt: skip
+
+
+def is_fitted_head(recipe: Mapping[str, Any]) -> bool:
+    """Whether the run fitted a head to frozen features and trained nothing."""
+    steps, warmup = recipe.get("length.steps"), recipe.get("schedule.warmup")
+    return recipe.get("head_init") == "least-squares" and steps == warmup == 1
 
 
 def few_shot(run: Run) -> Markup:
@@ -219,8 +228,11 @@ def class_table(rows: Sequence[tuple[str, float | None, int]], key: str) -> Mark
     return table(line(*row) for row in rows)
 
 
-def calibration(bins: Sequence[Sequence[float]], error: float | None) -> Markup:
-    """Accuracy by confidence: bins of (mean confidence, accuracy, images)."""
+def calibration(bins: Sequence[Sequence[float]], error: float | None, fitted: Mapping[str, float]) -> Markup:
+    """Accuracy by confidence: bins of (mean confidence, accuracy, images).
+
+    fitted: temperature and threshold of a calibrated run
+    """
     points = [(b[0], b[1]) for b in bins if b[2] >= ENOUGH]
     if not points and error is None:
         return Markup()
@@ -229,7 +241,7 @@ def calibration(bins: Sequence[Sequence[float]], error: float | None) -> Markup:
         percent=True, percent_x=True, ideal={"ideal": [(0.0, 0.0), (1.0, 1.0)]},
     )  # fmt: skip
     error_text = "" if error is None else f"Expected calibration error {fixed_percent(error, 1)}."
-    return fill("run.html", "calibration", error_text, chart if points else None, ENOUGH)
+    return fill("run.html", "calibration", error_text, chart if points else None, ENOUGH, fitted)
 
 
 def pictures(predictions: Sequence[Mapping[str, Any]]) -> Markup:
