@@ -122,3 +122,24 @@ def test_the_temperature_is_the_one_that_scaled_the_logits():
     right = confidence[z.argmax(1) == labels]
     assert float((right >= fitted.threshold).double().mean()) == pytest.approx(0.95, abs=0.002)
     assert accuracy(lambda x: x, batches, 5).calibration is None
+
+
+@pytest.mark.parametrize("scale", [1 / 16, 16])
+def test_logits_may_be_far_too_small_or_too_large(scale):
+    """As after a short run with Mixup, whose logits are small."""
+    torch.manual_seed(1)
+    z = 3 * torch.randn(4000, 5)
+    labels = torch.multinomial(z.softmax(1), 1)[:, 0]
+    fitted = accuracy(lambda x: x, [{"image": scale * z, "label": labels}], 5, calibrate=True).calibration
+    assert fitted.temperature == pytest.approx(scale, rel=0.2)
+
+
+@pytest.mark.parametrize("images", [4, 20, 400])
+def test_a_model_that_is_right_on_a_few_images_does_not_become_certain(images):
+    """All N are right: the confidence is (N + 1 / C) / (N + 1), as if one more had a random label."""
+    labels = torch.arange(images) % 4
+    logits = torch.nn.functional.one_hot(labels, 4).double()
+    fitted = accuracy(lambda x: x, [{"image": logits, "label": labels}], 4, calibrate=True).calibration
+    confidence = float((logits / fitted.temperature).softmax(1).amax())
+    assert 1 - confidence == pytest.approx(0.75 / (images + 1), rel=0.7)  # temperatures are steps of 19 %
+    assert fitted.threshold == pytest.approx(confidence)

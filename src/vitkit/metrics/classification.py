@@ -39,7 +39,7 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> 
     return float(gaps.abs().sum()) / len(correct)
 
 
-TEMPERATURES = tuple(2.0 ** (power / 8) for power in range(-16, 17))  # from 1/4 to 4
+TEMPERATURES = tuple(2.0 ** (power / 4) for power in range(-20, 21))  # from 1/32 to 32
 ACCEPTED = 0.95  # share of the correctly classified held-out images that a threshold accepts
 
 
@@ -54,10 +54,13 @@ class Calibration:
 def calibration(rows: Tensor, correct: Tensor) -> Calibration:
     """The temperature with the lowest mean loss, and the threshold at this temperature.
 
-    rows (N, 2 T): of each image, as `at_temperatures` returns it; correct (N,): whether its top-1 is right.
+    One more image counts whose label may be any class: without it, a model that is right on all of a few
+    images would get the lowest temperature, and so answer with certainty.
+
+    rows (N, 3 T): of each image, as `at_temperatures` returns it; correct (N,): whether its top-1 is right.
     """
-    losses, confidences = rows.chunk(2, dim=1)
-    best = int(losses.mean(0).argmin())
+    losses, of_any_label, confidences = rows.chunk(3, dim=1)
+    best = int((losses.sum(0) + of_any_label.mean(0)).argmin())
     return Calibration(TEMPERATURES[best], acceptance_threshold(confidences[:, best], correct))
 
 
@@ -68,11 +71,13 @@ def acceptance_threshold(confidence: Tensor, correct: Tensor) -> float:
 
 
 def at_temperatures(logits: Tensor, labels: Tensor) -> Tensor:
-    """(B, 2 T): the loss of each image at each temperature, then the confidence."""
-    scaled = logits.double()[:, None] / torch.tensor(TEMPERATURES, dtype=torch.float64)[:, None]  # (B, T, C)
-    log_probabilities = scaled.log_softmax(2)
-    losses = -log_probabilities.gather(2, labels[:, None, None].expand(-1, len(TEMPERATURES), 1))[..., 0]
-    return torch.cat([losses, log_probabilities.amax(2).exp()], 1)
+    """(B, 3 T): at each temperature the loss of each image, that of a random label, and the confidence."""
+    columns = []
+    for temperature in TEMPERATURES:
+        log_probabilities = (logits.double() / temperature).log_softmax(1)  # (B, C)
+        loss = -log_probabilities.gather(1, labels[:, None])[:, 0]
+        columns.append(torch.stack([loss, -log_probabilities.mean(1), log_probabilities.amax(1).exp()]))
+    return torch.stack(columns, 2).transpose(0, 1).flatten(1)  # from (3, B, T)
 
 
 def interval(correct: Tensor, *, level: float = LEVEL) -> Interval:
@@ -157,7 +162,7 @@ def accuracy(
     marks the model classes that are correct for each data class; without it both sets of classes are equal.
     """
     assert accepted is None or not calibrate
-    columns = 6 + 2 * len(TEMPERATURES) * calibrate
+    columns = 6 + 3 * len(TEMPERATURES) * calibrate
     rows, seen = [torch.zeros(0, columns, dtype=torch.float64)], 0
     for batch in batches:
         logits = logits_of(batch["image"]).float().cpu()  # (B, C)
