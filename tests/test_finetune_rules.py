@@ -130,10 +130,11 @@ def test_one_value_of_the_optimizer_or_the_schedule_leaves_the_others_to_the_rul
     assert changed_flags(r, again) == []  # the same command resumes the run
 
 
-def test_a_low_resolution_raises_the_rate_beside_a_weight_decay_of_the_user():
+def test_a_low_resolution_raises_the_rate_of_adam_beside_a_weight_decay_of_the_user():
     train = source([20, 20])
-    r = replace(recipe("finetune"), image_size=(32, 32), batch=8)
-    for change, rate in (("optimizer.weight_decay=0.1", 5e-4), ("optimizer.kind=sgd", 1.3e-4)):
+    small = replace(recipe("finetune"), image_size=(32, 32), batch=8, data="photos")
+    for change, rate in (("optimizer.weight_decay=0.1", 5e-4), ("optimizer.kind=sgd", 0.01)):
+        r = override(small, [change])
         chosen, _ = finetune_rules.choose_rate(r, known(train, set=(change,)), (224, 224))
         assert chosen.schedule.rate == rate
 

@@ -131,9 +131,17 @@ def steps_for(images: int, batch: int, *, gpu: bool, longer: float = 1) -> int:
 def choose_rate(
     recipe: Recipe, known: Circumstances, trained_at: tuple[int, int] | None
 ) -> tuple[Recipe, Choice | None]:
-    """By the batch; higher on a CPU for images much smaller than those of the weights, `trained_at`."""
+    """By the batch; higher on a CPU for images much smaller than those of the weights, `trained_at`.
+
+    SGD needs a far higher one than Adam: that of Table 4.
+    """
     if not open_to_rules(recipe, known, "schedule.rate"):
         return recipe, None
+    if recipe.optimizer.kind == "sgd":
+        rate = table4().schedule.rate
+        return replace(recipe, schedule=replace(recipe.schedule, rate=rate)), Choice(
+            f"learning rate {rate:g}", "SGD as in Table 4", training=True
+        )
     rate, reason = RATE * (recipe.batch / RATE_BATCH) ** (1 / 3), f"for batch {recipe.batch}"
     usual = min(math.prod(trained_at), USUAL**2) if trained_at else 0
     small = math.prod(recipe.image_size) < SMALL**2 * usual
