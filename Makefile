@@ -15,7 +15,7 @@ test: .venv/test-installed
 	$(PYTEST) -m "not slow and not faults"
 
 slow: .venv/test-installed
-	$(PYTEST) -m "slow and not faults"
+	$(PYTEST) -m "slow and not faults" --durations=30
 
 # All tests that need an NVIDIA GPU, with a record in docs/lab; GPU_PYTHON=... uses an existing environment
 gpu: $(if $(GPU_PYTHON),,.venv/test-installed)
