@@ -27,7 +27,7 @@ class Gain:
 
 
 GPU = Gain(seconds=30, share=0.05, flops=0.4)
-CPU = Gain(seconds=45, share=0.05, flops=50e9)
+CPU = Gain(seconds=45, share=0.03, flops=50e9)
 
 
 def choose_compilation(
