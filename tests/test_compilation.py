@@ -88,6 +88,11 @@ def test_without_a_compiler(monkeypatch):
     assert choose_compilation("no", DEFAULT, model, ON_CPU, 10**7) == (ON_CPU, None)
     with pytest.raises(Error) as caught:
         choose_compilation("yes", DEFAULT, model, ON_CPU, 10**7)
+    assert compilation.without_compiler(ON_CPU)
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: name == "gcc")
+    assert not compilation.without_compiler(replace(ON_CPU, device="cuda"))  # Triton needs C only
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
+    assert compilation.without_compiler(replace(ON_CPU, device="cuda"))
     assert caught.value.code == "device.unavailable"
 
 

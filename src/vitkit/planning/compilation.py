@@ -1,5 +1,7 @@
 """Whether to compile the model: `--compile auto` decides by the length of the run and the kind of device."""
 
+import os
+import shutil
 from dataclasses import dataclass, replace
 
 from vitkit.errors import Error
@@ -36,7 +38,7 @@ def choose_compilation(
     """The runtime with or without torch.compile for a run of so many steps; compile: no, yes or auto."""
     if compile == "yes" and (missing := without_compiler(runtime)):
         raise Error(
-            f"--compile needs a C++ compiler, but {missing}; install one or omit it",
+            f"--compile needs a compiler, but {missing}; install one or omit it",
             code="device.unavailable",
         )
     if compile != "auto":
@@ -70,8 +72,13 @@ def obstacle(recipe: Recipe, model: Model, runtime: Runtime) -> str:
 
 
 def without_compiler(runtime: Runtime) -> str:
-    """Why nothing can be compiled here; empty if it can. On a GPU, Triton needs a compiler, too."""
-    return "" if compiler() else "neither g++ nor clang++ is on the PATH"
+    """Why nothing can be compiled here; empty if it can. For a GPU, Triton needs a compiler of C only."""
+    if compiler():
+        return ""
+    if runtime.device == "cpu":
+        return "neither g++ nor clang++ is on the PATH"
+    names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
+    return "" if any(map(shutil.which, names)) else "none of cc, gcc and clang is on the PATH"
 
 
 def seconds_of_steps(recipe: Recipe, model: Model, runtime: Runtime, steps: int, gain: Gain) -> float | None:
