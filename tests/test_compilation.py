@@ -9,6 +9,7 @@ from test_cli import run
 
 from vitkit.cli.verbs import with_values
 from vitkit.errors import Error
+from vitkit.inference import builders
 from vitkit.models.variants import configure, skeleton
 from vitkit.planning import compilation
 from vitkit.planning.compilation import CPU, GPU, choose_compilation, seconds_of_steps
@@ -25,7 +26,7 @@ def model_of(name: str):
 
 @pytest.fixture(autouse=True)
 def has_compiler(monkeypatch):
-    monkeypatch.setattr(compilation, "compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr(builders, "compiler", lambda: "/usr/bin/g++")
 
 
 def test_a_long_run_is_compiled_and_a_short_one_is_not():
@@ -82,7 +83,7 @@ def test_what_was_not_measured_is_not_compiled(recipe, name, runtime):
 
 
 def test_without_a_compiler(monkeypatch):
-    monkeypatch.setattr(compilation, "compiler", lambda: None)
+    monkeypatch.setattr(builders, "compiler", lambda: None)
     model = model_of("ViT-Ti/16")
     assert choose_compilation("auto", DEFAULT, model, ON_CPU, 10**7)[0].compile is False
     assert choose_compilation("no", DEFAULT, model, ON_CPU, 10**7) == (ON_CPU, None)

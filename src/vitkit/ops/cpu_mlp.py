@@ -1,6 +1,7 @@
 """The MLP in prediction on an x86 CPU, with bias and GELU within the matrix product."""
 
 import platform
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +35,21 @@ def can_fuse(z: Tensor, layer: nn.Linear) -> bool:
         and layer.bias is not None
         and type(z) is Tensor
         and type(layer.weight) in (Tensor, nn.Parameter)  # not sharded
-        and torch.backends.mkldnn.is_available()
         and not torch.is_autocast_enabled("cpu")
         and not is_followed(z)
+        and has_operation()
     )
+
+
+@cache
+def has_operation() -> bool:
+    """Whether oneDNN has this operation here, for weights that are not in its own layout."""
+    ones = torch.ones(8, 8)
+    try:
+        torch.ops.mkldnn._linear_pointwise(ones, ones, ones[0], "gelu", [], "tanh")
+    except (RuntimeError, AttributeError):  # PyTorch without oneDNN, or another version of it
+        return False
+    return True
 
 
 def is_followed(z: Tensor) -> bool:

@@ -50,17 +50,17 @@ class Choices:
     def __init__(self, say: Callable[[str], None] | None):
         self.made: list[Choice] = []
         self.say = say
-        self.settled = False
+        self.training_decided = False
 
     def add(self, choice: Choice | None) -> None:
         if choice:
             self.made.append(choice)
-            if self.say and (self.settled or not choice.training):
+            if self.say and (self.training_decided or not choice.training):
                 self.say(str(choice))
 
-    def settle(self, *, trains: bool) -> None:
+    def decide_training(self, *, trains: bool) -> None:
         """Log the choices about training, or drop them if nothing is trained."""
-        self.settled = True
+        self.training_decided = True
         waiting = [choice for choice in self.made if choice.training]
         self.made = [choice for choice in self.made if trains or not choice.training]
         for choice in waiting:

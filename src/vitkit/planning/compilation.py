@@ -5,7 +5,6 @@ import shutil
 from dataclasses import dataclass, replace
 
 from vitkit.errors import Error
-from vitkit.inference.builders import compiler
 from vitkit.metrics.cost import forward_flops, peak_flops, training_passes
 from vitkit.models.variants import Model
 from vitkit.models.vit import ViTConfig
@@ -65,14 +64,16 @@ def obstacle(recipe: Recipe, model: Model, runtime: Runtime) -> str:
         return "each patch size would be compiled anew"
     supported = isinstance(model.config, ViTConfig) and model.config.stem is None
     if not supported or recipe.task.name not in MEASURED or recipe.train != "all":
-        return "it is measured only for classifiers that are plain ViTs and trained as a whole"
+        return "the gain was measured only for training all weights of a ViT classifier"
     if runtime.world > 1 or runtime.recompute or runtime.device.split(":")[0] not in ("cpu", "cuda"):
-        return "it is measured only for one process on a CPU or CUDA, without activation checkpointing"
+        return "the gain was measured only for one CPU or NVIDIA GPU, without activation checkpointing"
     return without_compiler(runtime)
 
 
 def without_compiler(runtime: Runtime) -> str:
     """Why nothing can be compiled here; empty if it can. For a GPU, Triton needs a compiler of C only."""
+    from vitkit.inference.builders import compiler  # and the engines, which training does not need
+
     if compiler():
         return ""
     if runtime.device == "cpu":

@@ -329,7 +329,7 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
         recipe, choice = finetune_rules.fit_model(
             recipe, model(), known, runtime, data_workers(options.workers)
         )
-        choices.settle(trains=not finetune_rules.is_fitted_head(recipe))
+        choices.decide_training(trains=not finetune_rules.is_fitted_head(recipe))
         choices.add(choice)
         recipe = automatic.fitted(recipe, model(), known, runtime, choices.add)
     recipe = runtime.broadcast(recipe)

@@ -46,7 +46,7 @@ class EomtConfig(DenseConfig):
     upscale: int = 2  # upscaling blocks: each doubles the resolution of masks
     window: int = 0  # side of the windows in which larger images are predicted; 0: in one piece
     output: str = "semantic"  # what a prediction returns: scores of classes, or all masks for instances
-    detections: int = 100  # of instances: objects of an image that are answered, the best ones
+    detections: int = 100  # with output=masks: at most so many objects of an image, by their scores
 
     def __post_init__(self) -> None:
         if self.output not in OUTPUTS:
