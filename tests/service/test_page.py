@@ -186,6 +186,7 @@ def test_the_documents_fit_and_no_page_asks_for_what_is_not_there(browser, runni
     with Visit(browser, running.url, width, scheme) as visit:
         visit.page.get_by_role("link", name="Use this model from your own code").click()
         visit.page.get_by_role("heading", name="POST /v1/predict").wait_for()
+        visit.page.wait_for_load_state()  # a heading is there before the style sheets are
         assert visit.page.url == f"{running.url}/docs" and wide(visit) == 0
         ground = visit.says("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, ground[4:-1].split(", "))) < 384) == (scheme == "dark")
