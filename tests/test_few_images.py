@@ -53,8 +53,8 @@ def finetune(made, data, out, *, plan=False, **options):
 
 
 def test_a_fitted_head_is_calibrated_on_the_validation_images(made, tmp_path):
-    plain = finetune(made, "with", tmp_path / "plain")
-    run = finetune(made, "with", tmp_path / "calibrated", set=["calibrate=true"])
+    plain = finetune(made, "with", tmp_path / "plain", set=["calibrate=false"])
+    run = finetune(made, "with", tmp_path / "calibrated")  # 24 validation images are enough by default
     assert run.recipe.head_init == "least-squares" and run.recipe.schedule.at(0, 1) == 0
     before, after = (vitkit.load(r.folder / "model.safetensors") for r in (plain, run))
     ratio = (before.head.weight / after.head.weight).detach()
@@ -178,7 +178,7 @@ def test_what_is_said_about_a_fitted_head(made, tmp_path, capsys):
 def test_the_plan_of_a_fitted_head_names_no_choice_about_training(made, tmp_path):
     planned = finetune(made, "with", tmp_path / "run", plan=True)
     names = [choice.what for choice in planned.choices]
-    assert names == ["batch 8", "a ridge classifier on frozen features"]
+    assert names == ["batch 8", "calibrated probabilities", "a ridge classifier on frozen features"]
     rows = dict(plan_text.rows(planned.to_json()))
     assert "head" in rows and not {"learning rate", "augmentation", "length"} & rows.keys()
     trained = finetune(made, "with", tmp_path / "run", plan=True, train="all")

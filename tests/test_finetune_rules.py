@@ -15,6 +15,7 @@ from vitkit.planning.resume import with_stored_choices
 from vitkit.recipes import recipe
 from vitkit.recipes.finetune import table4
 from vitkit.recipes.recipe import override
+from vitkit.runs.build import FEW_TO_CALIBRATE
 from vitkit.runs.features import ridge_classifier
 from vitkit.runs.folder import changed_flags
 from vitkit.runtime.runtime import Runtime
@@ -113,6 +114,23 @@ def test_a_short_run_averages_fewer_steps(steps, average):
     assert finetune_rules.choose_average(r, known(source([20, 20])))[0].optimizer.average == average
     fixed = known(source([20, 20]), set=("optimizer.average=0.5",))
     assert finetune_rules.choose_average(r, fixed) == (r, None)
+
+
+@pytest.mark.parametrize("options, changes, val, calibrated", [
+    ((), {}, 0, True), ((), {}, -1, False), ((), {}, None, False), (("calibrate=false",), {}, 0, False),
+    ((), {"loss": "sigmoid"}, 0, False), ((), {"evaluations": 0}, 0, False),
+    ((), {"train_on": "train+val"}, 0, False), ((), {"auto": ()}, 0, False),
+])  # fmt: skip
+def test_probabilities_are_calibrated_where_there_are_enough_validation_images(
+    options, changes, val, calibrated
+):
+    r = override(replace(recipe("finetune"), **changes), options)
+    splits = {"train": source([20, 20])}
+    if val is not None:
+        splits["val"] = source([FEW_TO_CALIBRATE + val, 0])
+    known = automatic.circumstances(Training(set=options), splits, Runtime())
+    chosen, choice = finetune_rules.choose_calibration(r, known)
+    assert chosen == replace(r, calibrate=calibrated) and (choice is not None) == calibrated
 
 
 @pytest.mark.parametrize("change, rate, average", [

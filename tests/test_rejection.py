@@ -14,7 +14,7 @@ from test_cli import run as command
 
 import vitkit
 from vitkit.cli.verbs import with_values
-from vitkit.metrics.classification import acceptance_threshold
+from vitkit.metrics.classification import TEMPERATURES, acceptance_threshold, at_temperatures, calibration
 from vitkit.models.variants import build
 
 
@@ -56,6 +56,35 @@ def test_the_threshold_accepts_95_percent_of_the_correct_images():
     threshold = acceptance_threshold(confidence, correct)
     assert threshold == pytest.approx(21 / 40) and (confidence[correct] >= threshold).float().mean() >= 0.95
     assert acceptance_threshold(confidence, torch.zeros(40, dtype=torch.bool)) == 0
+
+
+def drawn(temperature: float, images: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random logits (N, 10), and labels drawn from their probabilities at a temperature."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(images, 10, generator=generator)
+    return logits, torch.multinomial((logits / temperature).softmax(1), 1, generator=generator)[:, 0]
+
+
+@pytest.mark.parametrize("true", [0.25, 0.5, 2.0, 4.0])
+def test_the_temperature_of_the_data_is_found(true):
+    logits, labels = drawn(true, 400, seed=0)
+    found = calibration(at_temperatures(logits, labels), logits.argmax(1) == labels).temperature
+    assert true / 1.2 <= found <= true * 1.2
+
+
+def test_a_temperature_from_a_few_images_does_not_harm_probabilities_that_fit():
+    table = at_temperatures(*drawn(1.0, 10_000, seed=1))
+    loss_at = dict(zip(TEMPERATURES, table[:, : len(TEMPERATURES)].mean(0).tolist(), strict=True))
+    rises, lowest_alone = [], []
+    for seed in range(100):
+        logits, labels = drawn(1.0, 20, seed)
+        rows = at_temperatures(logits, labels)
+        chosen = calibration(rows, logits.argmax(1) == labels).temperature
+        losses, of_any_label, _ = rows.chunk(3, dim=1)
+        lowest = TEMPERATURES[int((losses.sum(0) + of_any_label.mean(0)).argmin())]
+        rises.append(loss_at[chosen] - loss_at[1.0])
+        lowest_alone.append(loss_at[lowest] - loss_at[1.0])
+    assert np.mean(rises) < 0.3 * np.mean(lowest_alone)
 
 
 def test_predict_in_python(made, expected):

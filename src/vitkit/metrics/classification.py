@@ -40,6 +40,7 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> 
 
 
 TEMPERATURES = tuple(2.0 ** (power / 4) for power in range(-20, 21))  # from 1/32 to 32
+UNCHANGED = TEMPERATURES.index(1.0)
 ACCEPTED = 0.95  # share of the correctly classified held-out images that a threshold accepts
 
 
@@ -55,12 +56,16 @@ def calibration(rows: Tensor, correct: Tensor) -> Calibration:
     """The temperature with the lowest mean loss, and the threshold at this temperature.
 
     One more image counts whose label may be any class: without it, a model that is right on all of a few
-    images would get the lowest temperature, and so answer with certainty.
+    images would get the lowest temperature, and so answer with certainty. The temperature stays 1 if another
+    does not lower the mean loss by more than one standard error.
 
     rows (N, 3 T): of each image, as `at_temperatures` returns it; correct (N,): whether its top-1 is right.
     """
     losses, of_any_label, confidences = rows.chunk(3, dim=1)
     best = int((losses.sum(0) + of_any_label.mean(0)).argmin())
+    gain = losses[:, UNCHANGED] - losses[:, best]
+    if not gain.mean() > gain.std() / len(gain) ** 0.5:
+        best = UNCHANGED
     return Calibration(TEMPERATURES[best], acceptance_threshold(confidences[:, best], correct))
 
 

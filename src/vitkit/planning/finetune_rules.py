@@ -16,7 +16,7 @@ from vitkit.planning import automatic
 from vitkit.planning.automatic import Choice, Circumstances, Rule
 from vitkit.recipes.finetune import table4
 from vitkit.recipes.recipe import Recipe
-from vitkit.runs.build import images_per_class
+from vitkit.runs.build import FEW_TO_CALIBRATE, images_per_class
 from vitkit.runs.features import ridge_classifier
 from vitkit.runtime.runtime import Runtime
 from vitkit.training.schedule import Duration, Schedule
@@ -200,6 +200,16 @@ def choose_average(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice
     if not average:
         return recipe, None
     return recipe, Choice(f"weights averaged with decay {average:g}", f"for {steps} steps", training=True)
+
+
+def choose_calibration(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
+    """Calibrate the probabilities where there are enough validation images to choose a temperature."""
+    images = len(known.splits.get("val", ()))
+    evaluated = recipe.evaluations and recipe.train_on == "train" and images >= FEW_TO_CALIBRATE
+    one_label = recipe.loss == "softmax" and not known.splits["train"].multilabel
+    if not (open_to_rules(recipe, known, "calibrate") and evaluated and one_label):
+        return recipe, None
+    return replace(recipe, calibrate=True), Choice("calibrated probabilities", f"{images} validation images")
 
 
 def class_sizes(source: Source) -> np.ndarray:

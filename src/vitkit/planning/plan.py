@@ -357,15 +357,18 @@ def fitted_to_weights(
     return recipe
 
 
+VAL_RULES: tuple[automatic.Rule, ...] = (automatic.choose_stopping, finetune_rules.choose_calibration)
+
+
 def rules(request: Request) -> tuple[automatic.Rule, ...]:
-    """The rules for a request; without early stopping where it trains on val in the end."""
-    stop = () if request.protocol or request.folds else (automatic.choose_stopping,)
+    """The rules for a request; those that need val are left out where it trains on val in the end."""
+    with_val = () if request.protocol or request.folds else VAL_RULES
     return (
         *automatic.RECIPE_RULES,
         *finetune_rules.RULES,
         *pretraining_rules.RULES,
         *dense_rules.RULES,
-        *stop,
+        *with_val,
     )
 
 

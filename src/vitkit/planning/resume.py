@@ -51,7 +51,7 @@ KEPT = (
 )  # fmt: skip
 BY_RULES = (  # fields that the default recipe and its rules set, which were others in earlier versions
     "optimizer", "crop", "crop_area", "mixup", "label_smoothing", "train", "head_init", "evaluations",
-    "rates", "val", "val_images", "pooling", "stochastic_depth", "keep_margin",
+    "rates", "val", "val_images", "pooling", "stochastic_depth", "keep_margin", "calibrate",
 )  # fmt: skip
 
 

@@ -123,7 +123,9 @@ FOLDS = "folds.json"  # in the folder of a cross-validation: the accuracy of eac
 BIT = "bit"  # the folder of a protocol's run by BiT's HyperRule
 # fields that a command must name, or they would be chosen for the machine and the data
 CHOSEN = ("image_size", "batch", "length.", "schedule.rate", "schedule.warmup", "keep", "patience")
-BY_RULES = ("optimizer.", "mixup", "label_smoothing", "stochastic_depth", "pooling")  # of default recipes
+BY_RULES = (  # of default recipes
+    "optimizer.", "mixup", "label_smoothing", "stochastic_depth", "pooling", "calibrate",
+)  # fmt: skip
 
 
 def write_run_page(folder: Path) -> Path:
