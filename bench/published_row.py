@@ -39,7 +39,7 @@ from vitkit.runs.feature_monitor import LabelledFeatures, LabelledSet
 from vitkit.runs.features import Extractor, open_frozen
 from vitkit.runs.folder import FEATURES_OFF, MODEL, RunOptions
 from vitkit.runs.run import run
-from vitkit.runtime.runtime import Runtime, choose_runtime
+from vitkit.runtime.runtime import Runtime, choose_runtime, data_workers
 from vitkit.training.schedule import Duration, Schedule
 from vitkit.weights.load import load
 from vitkit.weights.save import save
@@ -89,7 +89,8 @@ def nearest(weights: Path, options: argparse.Namespace, runtime: Runtime) -> tup
     model = adapt(load(weights), image_size=side, resize="hf")
     model.preprocessing = Preprocessing(resize="crop", crop=1.0, interpolation="bilinear", **IMAGENET)
     data = LabelledSet(options.data, *open_frozen(options.data), "validation images")
-    extractor = Extractor(model=model.to(runtime.device), runtime=runtime, batch=256, workers=options.workers)
+    workers = data_workers(options.workers)
+    extractor = Extractor(model=model.to(runtime.device), runtime=runtime, batch=256, workers=workers)
     features = LabelledFeatures(data, *map(extractor.features, (data.reference, data.classified)))
     k = min(NEIGHBOURS, len(features.reference.x))
     correct = neighbours_correct(*features.values, k=k, temperature=TEMPERATURE)
