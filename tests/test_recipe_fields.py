@@ -116,7 +116,8 @@ def test_an_unknown_task_is_answered_with_the_nearest_and_the_plan_names_adamw()
 def test_names_of_other_tools_are_no_fields_and_lead_to_fields():
     known = {*GROUPED, *settings(recipe("finetune"))}
     assert not known.intersection(SYNONYMS) and known.issuperset(SYNONYMS.values())
-    assert override(recipe("table4"), ["optimizer.kind=AdamW"]).optimizer.kind == "adam"
+    other = override(recipe("table4"), ["optimizer.kind=AdamW", "crop=center", "evaluation.crop=center"])
+    assert (other.optimizer.kind, other.crop, other.evaluation_crop) == ("adam", "centre", "centre")
 
 
 def test_options_change_the_fields_that_they_name_and_a_head_its_class_token():

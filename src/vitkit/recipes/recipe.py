@@ -36,6 +36,10 @@ LARGEST = 2**20  # bytes of a recipe file
 # of recipe files: 1 (vitkit 0.1) has no version field, and model options as a list of texts; up to 2 a model
 # has a class token with every head
 VERSION = 3
+OTHER_VALUES = {  # values by the names that others use: adam has AdamW's decoupled weight decay
+    ("optimizer.kind", "adamw"): "adam",
+    ("crop", "center"): "centre", ("evaluation_crop", "center"): "centre",
+}  # fmt: skip
 AUTO = {  # settings that may be chosen for a machine and its data
     "weights": "published ones for this kind of device, if neither weights nor a model are given",
     "image_size": "by the size of the images",
@@ -269,8 +273,7 @@ def ungroup(change: str) -> str:
     """'data.batch=64' with the field's own name: 'batch=64'."""
     name, text = name_and_text(change)
     own, known = own_name(name), [f.name for f in fields(Recipe)]
-    if own == "optimizer.kind" and text.lower() == "adamw":
-        text = "adam"  # which has AdamW's decoupled weight decay
+    text = OTHER_VALUES.get((own, text.lower()), text)
     if own.partition(".")[0] not in known or name in SYNONYMS:
         raise unknown(name, known, [*GROUPED, *settings(Recipe(name="any"))])
     return f"{own}={text}"
