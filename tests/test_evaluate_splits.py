@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from page_reader import Page, words_of
 from PIL import Image
+from refusals import refused
 from test_cli import run
 from test_tasks import TINY
 
+import vitkit
 from vitkit.data.splits import complete
 from vitkit.datasets.opening import open_data
 
@@ -44,6 +46,16 @@ def evaluated(capsys, *words) -> dict:
     capsys.readouterr()
     assert run("evaluate", *words, "--workers", 0, "--json") == 0
     return json.loads(capsys.readouterr().out)
+
+
+def test_two_outputs_with_one_label_are_refused_and_the_named_remedy_works(photos, small, tmp_path, capsys):
+    model = small(classes=4)
+    model.labels = (*CLASSES, "dog")
+    vitkit.save(model, file := tmp_path / "m.safetensors")
+    with refused("evaluation.classes", "'dog'", "labels="):
+        vitkit.evaluate(str(file), str(photos))
+    vitkit.save(vitkit.load(file, labels=[*CLASSES, "wolf"]), file)
+    assert evaluated(capsys, file, photos, "--split", "all")["images"] == 60
 
 
 def test_the_same_data_is_evaluated_on_the_test_images_of_the_run(trained, photos, capsys):

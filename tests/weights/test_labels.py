@@ -1,9 +1,11 @@
 """ImageNet's thousand names, in the order in which every published head has them."""
 
+import json
+
 import pytest
 
 import vitkit
-from vitkit.weights.card import imagenet_labels, imagenet_synsets
+from vitkit.weights.card import distinct_labels, imagenet_labels, imagenet_synsets
 
 
 def test_the_order_is_that_of_the_wordnet_numbers():
@@ -29,6 +31,21 @@ def test_a_thousand_outputs_get_them_and_say_so(small, tmp_path):
     model = vitkit.load(tmp_path / "m.pth")
     assert model.labels == imagenet_labels()
     assert any("ImageNet" in note for note in model.origin.notes)
+
+
+def test_a_folder_of_another_library_that_calls_both_cranes_crane_can_be_told_apart(small, tmp_path):
+    vitkit.save(small(classes=1000, gelu="erf", width=64, heads=1), tmp_path / "m", "hf")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    config["id2label"] = {str(i): name for i, (_, name) in enumerate(imagenet_synsets())}
+    assert config["id2label"]["134"] == config["id2label"]["517"] == "crane"
+    (tmp_path / "m/config.json").write_text(json.dumps(config))
+    assert vitkit.load(tmp_path / "m").labels == imagenet_labels()
+
+
+def test_other_labels_that_several_outputs_share_stay_as_they_are():
+    names = ("toad", "crane", "crane")
+    assert distinct_labels(names) == names
+    assert distinct_labels(("toad",) * 1000) == ("toad",) * 1000
 
 
 def test_timm_lists_the_same_classes():

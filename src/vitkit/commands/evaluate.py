@@ -1,5 +1,6 @@
 """`vitkit evaluate`: choose the images, measure the model on them and print the metrics."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -331,6 +332,12 @@ def match_classes(
         classes = tuple(name for name, use in zip(source.classes, listed, strict=True) if use)
         relabelled = replace(part, classes=classes, labels=(listed.cumsum() - 1)[part.labels])
         return relabelled, accepted[listed], indices
+    if twice := [label for label, times in Counter(labels).items() if times > 1]:
+        raise Error(
+            f"several outputs of the model have the label {twice[0]!r}, so predictions cannot be compared "
+            "with classes by name; give each its own: vitkit.save(vitkit.load(MODEL, labels=[...]), FILE)",
+            code="evaluation.classes",
+        )
     if not set(source.classes) <= set(labels) and not source.multilabel:
         numbers = map_classes(source.classes, labels, synsets)
         if numbers is not None:

@@ -18,7 +18,7 @@ def parse_reject(text: str) -> float | None:
         value = float("nan")
     if value not in SHARE:
         raise Error(
-            f"--reject {text!r}: expected {SHARE.expected(whole=False)}, or no value for the model's own "
+            f"--reject {text!r}: expected {SHARE.expected(whole=False)}, or {STORED!r} for the model's own "
             "threshold",
             code="request.value",
         )

@@ -160,3 +160,12 @@ def imagenet_labels() -> tuple[str, ...]:
     rows = imagenet_synsets()
     shared = Counter(name for _, name in rows)
     return tuple(f"{name} ({number})" if shared[name] > 1 else name for number, name in rows)
+
+
+def distinct_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """The labels; a name that several outputs of an ImageNet model share gets the WordNet number of each."""
+    times, known = Counter(labels), imagenet_labels()
+    if len(times) == len(labels) or len(labels) != len(known):
+        return labels
+    pairs = zip(labels, known, strict=True)
+    return tuple(own if times[name] > 1 and own.startswith(f"{name} (") else name for name, own in pairs)

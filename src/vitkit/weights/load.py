@@ -15,7 +15,7 @@ from vitkit.models.dense.dense_model import DenseConfig
 from vitkit.models.variants import Config, Model, fresh, skeleton
 from vitkit.models.vit import ViT, ViTConfig, with_size_note
 from vitkit.options import parse_view
-from vitkit.weights.card import ADAPTER, Card, from_json, imagenet_labels
+from vitkit.weights.card import ADAPTER, Card, distinct_labels, from_json, imagenet_labels
 from vitkit.weights.formats import formats, layouts
 from vitkit.weights.formats.layout import Entry, Hints, Layout, ModelSpec, Source
 from vitkit.weights.formats.text_rows import PREFIX as TEXT
@@ -370,7 +370,7 @@ def choose_labels(
     labels: Iterable[str] | None, spec: ModelSpec, classes: int, layout: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The caller's labels, the file's, or ImageNet's for 1000 outputs; with notes."""
-    names = tuple(labels) if labels is not None else spec.labels
+    names = tuple(labels) if labels is not None else distinct_labels(spec.labels)
     if names and len(names) != classes:
         raise WeightsError(f"there are {len(names)} labels for {classes} classes", code="data.labels")
     if names or layout == OWN.name or classes != 1000:
