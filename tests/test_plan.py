@@ -143,6 +143,15 @@ def test_a_model_that_the_machine_cannot_hold_is_refused_before_it_is_built(
     assert error["code"] == "training.out-of-memory" and "1.1 billion" in error["message"]
 
 
+@pytest.mark.parametrize("model", ["ViT-Ti/16", "BiT-R50x1"])
+def test_a_model_of_other_channels_than_those_of_a_picture_is_refused(photos, capsys, tmp_path, model):
+    words = ("--model", model, "--set", "model.channels=1", "--device", "cpu", "--out", tmp_path / "r")
+    assert run("finetune", photos, *words, "--workers", 0, "--json")
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "model.unsupported" and "channels=3" in error["message"]
+    assert not (tmp_path / "r").exists()
+
+
 def test_the_resolution_fits_the_weights(small, photos, tmp_path):
     """Whole patches; that of the weights if it is close to 224, or if their positions cannot be resized."""
     from dataclasses import replace
