@@ -242,18 +242,20 @@ def files_of(source: Source, names: Sequence[str], classes: Sequence[str]) -> li
     return [name for _, name in sorted(pairs)]
 
 
+def left_out(splits: Mapping[str, Source]) -> Iterator[Finding]:
+    """The findings about files that are no images of the data set."""
+    kinds: dict[str, list[str]] = {"links": [], "unlabelled": [], "other-files": []}
+    for name in sorted({name for source in splits.values() for name in source.skipped}):
+        link = name.lower().endswith(SUFFIXES)
+        kinds["links" if link else "unlabelled" if UNLABELLED.search(name) else "other-files"].append(name)
+    yield from (find(kind, files) for kind, files in kinds.items() if files)
+
+
 def structure(
     splits: Mapping[str, Source], names: Mapping[str, Sequence[str]], counts: Mapping[str, Mapping[str, int]]
 ) -> Iterator[Finding]:
     """The findings from names and labels, without reading images; counts: images of each class by split."""
-    skipped = sorted({name for source in splits.values() for name in source.skipped})
-    unlabelled = [name for name in skipped if UNLABELLED.search(name)]
-    links = [name for name in skipped if name.lower().endswith(SUFFIXES)]
-    for kind, files in (("links", links), ("unlabelled", unlabelled)):
-        if files:
-            yield find(kind, files)
-    if others := sorted({*skipped} - {*links, *unlabelled}):
-        yield find("other-files", others)
+    yield from left_out(splits)
     if any(source.targets for source in splits.values()):  # their images have no label of their own
         yield from annotation_notes(splits)
         yield from nothing_annotated(splits)
