@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.cli.verbs import VERBS, main
+from vitkit.cli.verbs import VERBS, joined, main
 
 
 def run(*arguments) -> int:
@@ -191,3 +191,27 @@ def test_the_demos_journey_ends_where_it_began():
     legs = journey("ViT-Ti/16")
     assert [leg["format"] for leg in legs] == ["official", "timm", "hf", "torchvision", "vitkit"]
     assert all(leg["equal"] and leg["arrays"] == "bit-equal" and leg["logits_moved"] == 0 for leg in legs)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("finetune d --set a=1 --steps 3 --set b=2", "finetune d --set a=1 b=2 --steps 3"),
+        ("finetune d --set a=1 x=y --set=b=2 --plan", "finetune d --set a=1 x=y b=2 --plan"),
+        ("fewshot m d --shots 1 5 --seeds 2 --shots 10", "fewshot m d --shots 1 5 10 --seeds 2"),
+        ("finetune d --steps 3 --steps 4", "finetune d --steps 3 --steps 4"),  # the last, as everywhere
+        ("inspect m i --class cat --class dog", "inspect m i --class cat --class dog"),
+        ("predict m i --labels a --template x --labels b --template y",
+         "predict m i --labels a b --template x --template y"),
+        ("nothing --set a=1 --set b=2", "nothing --set a=1 --set b=2"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_repeated_flag_of_several_values_keeps_all_of_them(words, expected):
+    assert joined(words.split()) == expected.split()
+
+
+def test_every_set_of_a_command_counts(tmp_path, capsys):
+    options = ["--set", "model.depth=1", "--steps", "3", "--set", "model.width=48"]
+    run("finetune", "digits", "--model", "ViT-Ti/4", "--out", tmp_path / "run", "--plan", "--json", *options)
+    assert json.loads(capsys.readouterr().out)["parameters"] == 237_706  # of one layer of width 48

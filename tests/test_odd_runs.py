@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import shutil
 import typing
 
@@ -57,6 +58,25 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def folder(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
+
+
+def test_a_run_is_not_written_among_the_images_that_it_is_trained_on(tmp_path, monkeypatch, capsys):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "photos")
+    for out in (".", tmp_path / "photos"):
+        assert run("finetune", ".", "--out", out, *TINY) == 2
+        assert "--out" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat"]
+
+
+def test_a_run_folder_that_was_moved_is_named_where_it_is_now(finished, tmp_path, capsys):
+    out = shutil.copytree(finished, tmp_path / "my run")
+    assert run("finetune", "digits", "--out", out, *TINY) == 0
+    words = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(words) > 3 and all(str(out) in line for line in words[:4])  # the last names a new folder
+    assert run("finetune", "digits", "--out", out, *TINY, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["run"] == str(out) and again["model"] == str(out / "model.safetensors")
 
 
 @pytest.mark.parametrize("kind", ODD_RECIPES)

@@ -333,6 +333,14 @@ def test_other_files_are_noted_once(tmp_path):
     check(examine(open_data(tmp_path), deep=False), "other-files", "note", names, "4")
 
 
+def test_links_and_images_without_a_label_are_not_called_files_without_a_suffix():
+    left_out = ("a/link.png", "a/notes.txt", "x.parquet:3")
+    report = examine({"all": replace(source(clean()), skipped=left_out)}, deep=False)
+    check(report, "links", "warning", ["a/link.png"], "1")
+    check(report, "unlabelled", "note", ["x.parquet:3"], "1")
+    check(report, "other-files", "note", ["a/notes.txt"], "1")
+
+
 def test_several_labels_are_counted_and_never_in_conflict():
     files = scenes(range(6), "x") | {"x/copy.png": saved(scene(0))}
     labels = {key: "sky;sea" if i % 2 else "sky" for i, key in enumerate(files)} | {"x/copy.png": "sea"}

@@ -100,6 +100,33 @@ def test_links_and_devices_in_a_tar_are_left_out(tmp_path):
     assert list(result.keys) == ["cat/c.png"] and result.skipped == ("cat/a.png",)
 
 
+def test_a_file_that_a_tar_stores_once_under_two_names_is_two_images(tmp_path):
+    write(tmp_path / "x", ["cat/a.png", "dog/b.png"])
+    os.link(tmp_path / "x" / "cat" / "a.png", tmp_path / "x" / "cat" / "z.png")
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(tmp_path / "x", ".")
+        assert [m.name for m in archive.getmembers() if m.islnk()] in (["./cat/z.png"], ["./cat/a.png"])
+    result = open_data(tmp_path / "x.tar")["all"]
+    assert list(result.keys) == ["cat/a.png", "cat/z.png", "dog/b.png"] and result.skipped == ()
+    assert result.fetch(0) == result.fetch(1) == picture(0)
+
+
+def test_an_encrypted_zip_is_refused_and_a_damaged_member_is_named_as_such(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cat/a.png", picture(1))
+        archive.writestr("dog/b.png", picture(2))
+    content = (tmp_path / "x.zip").read_bytes()
+    at = content.index(b"cat/a.png") + len(b"cat/a.png") + 4
+    (tmp_path / "y.zip").write_bytes(content[:at] + b"\xff" * 8 + content[at + 8 :])
+    with pytest.raises(BadImage) as caught:
+        open_data(tmp_path / "y.zip")["all"].fetch(0)
+    assert caught.value.reason == "damaged"
+    flags = content.index(b"PK\1\2") + 8  # of the first member in the central directory
+    (tmp_path / "z.zip").write_bytes(content[:flags] + b"\1" + content[flags + 1 :])
+    with refused("data.layout", "z.zip!cat/a.png", "password"):
+        open_data(tmp_path / "z.zip")
+
+
 @pytest.mark.parametrize("name", ["../cat/a.png", "/cat/a.png", "cat/../../a.png"])
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_names_that_lead_out_of_an_archive_are_refused(tmp_path, name, kind):
@@ -258,6 +285,34 @@ def test_links_in_a_circle_do_not_go_round(tmp_path):
     assert sorted(result.keys) == ["cat/a.png", "cat/broken.png"]
     with pytest.raises(BadImage):
         result.fetch(list(result.keys).index("cat/broken.png"))
+
+
+def test_a_folder_with_a_second_name_is_read_under_both(tmp_path):
+    write(tmp_path, ["train/cat/a.png", "train/dog/b.png", "test/cat/c.png", "test/dog/d.png"])
+    (tmp_path / "val").symlink_to("test")
+    (tmp_path / "train" / "mog").symlink_to("cat")
+    found = {name: list(part.keys) for name, part in open_data(tmp_path).items()}
+    assert found["val"] == ["val/cat/c.png", "val/dog/d.png"]
+    assert found["test"] == ["test/cat/c.png", "test/dog/d.png"]
+    assert found["train"] == ["train/cat/a.png", "train/dog/b.png", "train/mog/a.png"]
+
+
+def test_folders_that_link_to_each_other_are_read_in_bounded_time(tmp_path):
+    names = [f"{i:02d}" for i in range(12)]
+    write(tmp_path, [f"{name}/a.png" for name in names])
+    for name in names:
+        for other in names:
+            (tmp_path / name / f"to {other}").symlink_to(tmp_path / other)
+    keys = open_data(tmp_path)["all"].keys
+    assert {f"{name}/a.png" for name in names} <= set(keys) and len(keys) == 12 * 12
+
+
+def test_run_folders_in_the_data_are_no_classes(tmp_path):
+    runs = ["runs/photos/training-batch.jpg", "runs/photos/recipe.json", "runs/photos/environment.json"]
+    write(tmp_path, ["cat/a.png", "cat/recipe.json", "dog/a.png", "dog/sub/b.png", *runs])
+    result = open_data(tmp_path)["all"]
+    assert result.classes == ("cat", "dog", "dog/sub")
+    assert result.empty == () and result.skipped == ("cat/recipe.json",)
 
 
 def test_odd_names_stay_as_they_are(tmp_path):

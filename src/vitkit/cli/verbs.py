@@ -7,14 +7,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, get_args
 
 import tyro
 
 from vitkit.cli import bulk, help, models, study, training, use
+from vitkit.cli.arguments import arguments_of, verbs_and_parts
 from vitkit.cli.completion import Shell, script
 from vitkit.cli.flags import deferred, print_json, registry
-from vitkit.cli.mistakes import discard, flushed_output, open_closed_streams, parsed, print_version
+from vitkit.cli.mistakes import FLAG, discard, flushed_output, open_closed_streams, parsed, print_version
 from vitkit.errors import code_of, similar_path
 from vitkit.report.terminal import warn
 
@@ -57,6 +58,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "completion": completion,
 }
 RENAMED = {"--spread": "--parallel", "--no-record": "--no-cuda-graph"}  # deprecated flags, still accepted
+APPENDED = {*get_args(tyro.conf.UseAppendAction[tuple[str, ...]])[1:]}  # marks flags with one value each time
 NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|nan|-?inf", re.IGNORECASE)
 MODE = re.compile("no|yes|auto")
 OPTIONAL = {  # flags whose value may be left out: what it is then, and what a given value looks like
@@ -105,6 +107,37 @@ def with_values(words: Sequence[str]) -> Iterator[str]:
         yield f"{word}={default}" if given and not given.fullmatch(following) else word
 
 
+def joined(words: Sequence[str]) -> list[str]:
+    """The words of a command, where a repeated flag of several values (--set) has all of them at its first.
+
+    The parser alone would keep the last occurrence and drop the others.
+    """
+    names = [word.partition("=")[0].replace("_", "-") for word in words if FLAG.match(word)]
+    parts = dict(verbs_and_parts(VERBS)) if len(set(names)) < len(names) else {}
+    verb = parts.get(" ".join(words[:2])) or parts.get(words[0] if words else "")
+    several = {
+        argument.flag
+        for argument in (arguments_of(verb) if verb else ())
+        if argument.max_values > 1 and not any(marker in APPENDED for marker in get_args(argument.hint)[1:])
+    }
+    blocks: list[list[str]] = [[]]  # each flag with the words after it
+    first: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        flag = name.replace("_", "-")
+        if not FLAG.match(word):
+            blocks[-1].append(word)
+        elif flag in first:
+            first[flag] += [value] if equals else []
+            blocks.append(first[flag])
+        else:
+            blocks.append([flag, *([value] if equals else [])] if flag in several else [word])
+            if flag in several:
+                first[flag] = blocks[-1]
+    unique = {id(block): block for block in blocks}
+    return [word for block in unique.values() for word in block]
+
+
 def command(words: list[str]) -> Callable[[], None]:
     """Parse a command line into a call that checks all values and then runs the verb."""
     if words == ["--version"]:
@@ -114,7 +147,7 @@ def command(words: list[str]) -> Callable[[], None]:
     if text := help.requested(words, VERBS):
         return partial(help.print_help, text, 0 if words else 2)  # without a verb, nothing was done
     words = [word for word in with_values(words) if word not in help.ASKED]  # help of an unknown verb
-    return parsed(words, VERBS, parser(words))
+    return parsed(words, VERBS, parser(joined(words)))
 
 
 def parser(words: Sequence[str]) -> Callable[[], Callable[[], None]]:

@@ -1,5 +1,7 @@
 """`vitkit finetune` and `vitkit pretrain`: build the request, plan it, run it and print the result."""
 
+import os
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,7 @@ def request_for(
     verb: str, data: str, options: Training, default: str, *, protocol: bool = False, seeds: int = 1
 ) -> Request:
     """Build a request; unknown model or weights names are errors before any work."""
+    check_out(data, options.out)
     if options.task:
         check_task(verb, data, options.task)
     recipe = make_recipe(data, options, default)
@@ -131,6 +134,15 @@ def request_for(
             code="request.conflict",
         )
     return Request(verb, data, options, recipe, protocol, seeds)
+
+
+def check_out(data: str, out: Path | None) -> None:
+    """Refuse to write a run among the images that it is trained on."""
+    if out and os.path.isdir(data) and out.exists() and os.path.samefile(data, out):
+        raise Error(
+            f"--out {out} is the folder of DATA; use another folder, such as runs/{out.resolve().name}",
+            code="request.conflict",
+        )
 
 
 def check_task(verb: str, data: str, name: str) -> None:
@@ -200,7 +212,9 @@ def execute(request: Request, *, progress: bool) -> Outcome:
 def run(plan: Plan) -> dict[str, Any]:
     """Run a plan once; returns the result as --json prints it."""
     if plan.result:
-        return plan.result.to_json() | stored_folds(plan) | {"already_finished": True}
+        model = plan.out / Path(str(plan.result.model)).name  # the folder may have been moved
+        here = replace(plan.result, run=str(plan.out), model=str(model))
+        return here.to_json() | stored_folds(plan) | {"already_finished": True}
     if plan.model.released:
         raise Error(
             f"the plan for {plan.out} has already been run; create a new one", code="request.conflict"
@@ -261,7 +275,8 @@ def print_folds(summary: dict[str, Any]) -> None:
 def print_result(result: dict[str, Any]) -> None:
     if result.get("cross_validation"):
         print_folds(result["cross_validation"])
-    next_verbs = [f"predict {result['run']} IMAGE...", f"evaluate {result['run']} DATA"]
+    where = shlex.quote(result["run"])
+    next_verbs = [f"predict {where} IMAGE...", f"evaluate {where} DATA"]
     if "seeds" in result:
         images = result["images"]
         deviation = f" +- {percent(result['std'], images)}" if result["std"] is not None else ""
@@ -274,7 +289,7 @@ def print_result(result: dict[str, Any]) -> None:
         task = run_task(Path(result["run"]), result["test"])
         say(task.summary(result["test"], f"{result['test']['split']} images"))
         if not task.predicts:
-            next_verbs = [f"finetune DATA --weights {result['run']}"]
+            next_verbs = [f"finetune DATA --weights {where}"]
     if result.get("kept"):
         say(stopping_note(result["kept"], result["steps"]))
         if calibration := result["kept"].get("calibration"):
@@ -289,7 +304,7 @@ def print_result(result: dict[str, Any]) -> None:
     if page.exists():
         say(f"report: {page}")
     else:  # the report could not be written
-        next_verbs.append(f"report {result['run']}")
+        next_verbs.append(f"report {where}")
     for verb in next_verbs:
         say(f"  vitkit {verb}")
-    say(f"  tensorboard --logdir {result['run']}")
+    say(f"  tensorboard --logdir {where}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from PIL import Image
 from vitkit.data.decode import FORMATS, OPENERS, BadImage, _orientation, decode
 from vitkit.data.findings import Finding, find, some
 from vitkit.data.loader import BadFiles, TooManyBad
-from vitkit.data.names import folded
+from vitkit.data.names import SUFFIXES, folded
 from vitkit.data.sources.source import Lazy, Source
 from vitkit.data.target_checks import (
     annotation_notes,
@@ -47,6 +48,9 @@ FOLDERS = {  # typical of data sets whose labels are in files, not in folder nam
 }  # fmt: skip
 MODES = {"1": "bilevel", "L": "gray", "LA": "gray", "I;16": "gray", "I;16B": "gray", "I": "32-bit",
          "F": "float", "CMYK": "cmyk", "P": "palette", "RGB": "", "RGBA": "", "RGBX": ""}  # fmt: skip
+
+
+UNLABELLED = re.compile(r"\.parquet:\d+$")  # a row whose image has no label
 
 
 @dataclass(frozen=True)
@@ -238,13 +242,20 @@ def files_of(source: Source, names: Sequence[str], classes: Sequence[str]) -> li
     return [name for _, name in sorted(pairs)]
 
 
+def left_out(splits: Mapping[str, Source]) -> Iterator[Finding]:
+    """The findings about files that are no images of the data set."""
+    kinds: dict[str, list[str]] = {"links": [], "unlabelled": [], "other-files": []}
+    for name in sorted({name for source in splits.values() for name in source.skipped}):
+        link = name.lower().endswith(SUFFIXES)
+        kinds["links" if link else "unlabelled" if UNLABELLED.search(name) else "other-files"].append(name)
+    yield from (find(kind, files) for kind, files in kinds.items() if files)
+
+
 def structure(
     splits: Mapping[str, Source], names: Mapping[str, Sequence[str]], counts: Mapping[str, Mapping[str, int]]
 ) -> Iterator[Finding]:
     """The findings from names and labels, without reading images; counts: images of each class by split."""
-    skipped = sorted({name for source in splits.values() for name in source.skipped})
-    if skipped:
-        yield find("other-files", skipped)
+    yield from left_out(splits)
     if any(source.targets for source in splits.values()):  # their images have no label of their own
         yield from annotation_notes(splits)
         yield from nothing_annotated(splits)

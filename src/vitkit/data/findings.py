@@ -142,6 +142,10 @@ KINDS = {  # severity, text, remedy; a remedy is one line
         "ratio and lose the ends with finetune --set evaluation_crop=centre"),
     "mode": ("note", "Images of the kind {of}: {n}, e.g. {first}",
         "No action needed: all are read as upright 8-bit RGB, first frame, transparency on white"),
+    "links": ("warning", "Links in the archive, which are not followed: {n}, e.g. {files}",
+        "Pack the files instead of links to them (`tar -h`), or use the unpacked folder"),
+    "unlabelled": ("note", "Images without a label, which are not used: {n}, e.g. {files}",
+        "No action needed; to use them, write their class numbers into the column of labels"),
     "other-files": ("note", "Files without an image suffix: {n}, e.g. {files}",
         "No action needed if they are not images; otherwise rename them to end in .jpg, .png, .webp, .gif, "
         ".bmp, .tif, .avif or .heic, according to their format"),

@@ -21,6 +21,7 @@ from vitkit.errors import Error, code_of
 from vitkit.io.system import READ, pread
 
 MAX_MEMBER = 200 * 2**20  # bytes of one image file
+ENCRYPTED = 1  # the bit of a zip member's flags
 # file names, a function that reads one, names of links and other special members, the size of one in bytes
 Members = tuple[list[str], Callable[[str], bytes], list[str], Callable[[str], int]]
 MEMBER_CHECKS: list[Callable[[Path, Sequence[str]], None]] = []  # each may reject an archive by its names
@@ -86,14 +87,9 @@ class Zip:
         try:
             with self.lock:
                 return self.archive.read(member)
-        except (
-            zipfile.BadZipFile,
-            OSError,
-            RuntimeError,
-            NotImplementedError,
-            EOFError,
-            zlib.error,
-        ) as error:
+        except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+            raise BadImage("damaged", f"{name}: {error}") from None
+        except (OSError, RuntimeError, NotImplementedError) as error:
             raise BadImage("unreadable", f"{name}: {error}") from None
 
 
@@ -130,6 +126,11 @@ def open_zip(path: Path) -> Members:
         if name.endswith("/") or hidden(name):
             continue
         check_name(path, name)
+        if member.flag_bits & ENCRYPTED:
+            raise Error(
+                f"{path}!{name}: encrypted; unpack the zip with its password and give the folder",
+                code="data.layout",
+            )
         if stat.S_ISLNK(member.external_attr >> 16):
             special.append(name)
         elif zipped.members.setdefault(name, member) is not member:
@@ -148,8 +149,11 @@ def open_tar(path: Path) -> Members:
         for m in walk_tar(path):
             if hidden(m.name):
                 continue
+            name = m.name.removeprefix("./")
             if m.isreg() and not m.issparse():
-                spans[m.name.removeprefix("./")] = (m.offset_data, m.size)
+                spans[name] = (m.offset_data, m.size)
+            elif m.islnk() and (span := spans.get(m.linkname.removeprefix("./"))):
+                spans[name] = span  # a second name of a file before it, which tar stores once
             elif not m.isdir():
                 special.append(m.name)
     except tarfile.ReadError as error:

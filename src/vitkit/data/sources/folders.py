@@ -1,6 +1,7 @@
 """Folders of image files, one folder per class, or of .parquet files."""
 
 import os
+import shlex
 from pathlib import Path
 
 from vitkit.data.content import Files
@@ -24,8 +25,9 @@ def open_folder(path: Path, *, labelled: bool = True) -> dict[str, Source]:
         if ".parquet" in suffixes:
             return open_parquet(path, labelled=labelled)
         if ".tar" in suffixes:
+            command = shlex.join(["vitkit", "shard", str(path), str(path)])
             raise Error(
-                f"{path}: tar shards without {INDEX}; 'vitkit shard {path} {path}' writes it",
+                f"{path}: tar shards without {INDEX}; this command writes it: {command}",
                 code="data.layout",
             )
     files = Files(path)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from vitkit.data.sources.sparse_labels import Labels, SparseLabels
 from vitkit.data.targets import Targets
 from vitkit.errors import Error
 
+RUN_FILES = ("recipe.json", "environment.json")  # every run folder has them before its first picture
 LABEL_SEPARATOR = ";"  # between several labels in one cell of a manifest
 
 
@@ -130,19 +132,34 @@ class Source:
         )
 
 
+def is_run(folder: Path) -> bool:
+    """Whether this is a run folder of vitkit."""
+    return all((folder / name).is_file() for name in RUN_FILES)
+
+
 def walk(root: Path, folders: list[str] | None = None) -> Iterator[str]:
     """The relative name of every file below a folder, without hidden files; link cycles end the descent.
 
+    A folder with a second name, by a link, is read under both, as programs that follow links do. Links in it
+    are followed once, so that links which name each other cannot multiply. Run folders, which hold a picture
+    of a training batch, are left out: they lie in the data after `cd photos; vitkit finetune .`.
+
     folders: a list to which the relative name of every visited folder is appended.
     """
-    pending = [("", root)]
-    seen = set()
+    pending: deque[tuple[str, Path, frozenset[tuple[int, int]]]] = deque([("", root, frozenset())])
+    seen: set[tuple[int, int]] = set()
     while pending:
-        prefix, folder = pending.pop()
+        prefix, folder, above = pending.pop()
         status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
+        own = (status.st_dev, status.st_ino)
+        if own in above:
             continue
-        seen.add((status.st_dev, status.st_ino))
+        if prefix and is_run(folder):
+            if folders is not None:  # a folder that holds only runs is no empty class either
+                folders[:] = [name for name in folders if not prefix.startswith(f"{name}/")]
+            continue
+        again, above = own in seen, above | {own}
+        seen.add(own)
         if folders is not None and prefix:
             folders.append(prefix.rstrip("/"))
         with os.scandir(folder) as entries:
@@ -150,10 +167,13 @@ def walk(root: Path, folders: list[str] | None = None) -> Iterator[str]:
                 if hidden(entry.name):
                     continue
                 # is_dir() raises for a link to itself, isdir() does not
-                if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
-                    pending.append((f"{prefix}{entry.name}/", Path(entry.path)))
-                else:
+                link = entry.is_symlink()
+                if not (os.path.isdir(entry.path) if link else entry.is_dir()):
                     yield prefix + entry.name
+                elif not link:
+                    pending.append((f"{prefix}{entry.name}/", Path(entry.path), above))
+                elif not again:  # links wait until all other folders are read
+                    pending.appendleft((f"{prefix}{entry.name}/", Path(entry.path), above))
 
 
 def open_tree(
