@@ -2,6 +2,7 @@
 
 import colorsys
 import io
+import os
 from dataclasses import replace
 from itertools import islice
 
@@ -34,6 +35,8 @@ from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.classify import Classify
 from vitkit.weights.card import Card, from_json, to_json
 from vitkit.weights.formats.hf_json import preprocessor_json
+
+FULL = bool(os.environ.get("VITKIT_FULL"))  # then with new random examples each time
 
 STILL = {"flip": False, "photometric": 0.0}
 CLASSES = 5
@@ -81,7 +84,7 @@ def objects_of(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 # ---- geometry ----
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=not FULL)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 70), st.integers(1, 70), st.data())
 def test_labels_are_those_of_pillows_nearest_pixel(height, width, h, w, data):
     """Except where the centre lies between two pixels, where Pillow's sums are rounded either way."""
@@ -97,7 +100,7 @@ def test_labels_are_those_of_pillows_nearest_pixel(height, width, h, w, data):
     assert same[np.ix_(*clear)].all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=not FULL)
 @given(st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_a_box_around_a_mask_stays_around_the_transformed_mask(seed, mirrored, upside_down):
     """Within the half pixel of the nearest neighbour at each side, if the object is visible."""
@@ -184,7 +187,7 @@ VIEWS = [
 ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=not FULL)
 @given(st.integers(0, 10**6), st.integers(0, len(VIEWS) - 1))
 def test_views_are_pure_functions_with_valid_results(seed, number):
     view = VIEWS[number]
@@ -210,12 +213,12 @@ def test_views_are_pure_functions_with_valid_results(seed, number):
             arrays["boxes"][len(classes) :] == -1
         ).all()
         assert (boxes >= 0).all() and (boxes <= [view.size[1], view.size[0]] * 2).all()
-        assert (boxes[:, 2:] - boxes[:, :2] >= 1).all()
+        assert (boxes[:, 2:] - boxes[:, :2] >= 1 - 1e-5).all()  # of float32
         if view.segments:
             assert set(np.unique(arrays["segments"])) - {-1} == set(range(len(classes)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=not FULL)
 @given(st.integers(0, 10**6), st.floats(0.5, 1.0))
 def test_a_crop_that_contains_all_keeps_all(seed, scale):
     pixels, target = scene(*rng(seed).integers(20, 60, 2), seed)
@@ -514,7 +517,7 @@ def three(index: int) -> Target:
 # ---- crop "fit" ----
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=not FULL)
 @given(*[st.integers(1, 5000)] * 2, *[st.integers(1, 800)] * 2)
 def test_a_fitted_image_touches_a_side_and_keeps_its_aspect(height, width, h, w):
     new = fitted((height, width), (h, w))

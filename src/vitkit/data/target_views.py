@@ -196,7 +196,8 @@ def visible_part(mask: np.ndarray, geometry: Geometry) -> tuple[np.ndarray, floa
     box = tight_box(inside)
     if box is None:
         return np.zeros(4), 0.0
-    return geometry.boxes(box[None] + (left, top, left, top))[0], float(inside.sum() / mask.sum())
+    whole = geometry.boxes(box[None] + (left, top, left, top))
+    return geometry.clipped(whole)[0], float(inside.sum() / mask.sum())  # rounding may leave the view
 
 
 def segments_of(target: Target, geometry: Geometry, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
