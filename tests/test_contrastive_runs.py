@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sigterm import sigterm_at
 from test_cli import run
 from test_experiment import go, rows, same, tiny
-from together import batches, in_bfloat16, losses, together
+from together import batches, in_bfloat16, losses, timed, together
 from together import go as one_of_many
 
 import vitkit
@@ -87,6 +87,11 @@ def test_two_processes_learn_like_one(straight, tmp_path, kind):
         assert torch.allclose(a[name], b[name], atol=1e-3), name
     spread = [[row["std"] for row in rows(out) if "std" in row] for out in (straight, tmp_path)]
     assert len(spread[0]) == 8 and spread[1] == pytest.approx(spread[0], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_the_time_of_a_step_is_measured_on_several_processes():
+    assert all(seconds > 0 for seconds in together(2, timed, contrastive()))
 
 
 @pytest.fixture

@@ -421,9 +421,13 @@ def size_of(peer) -> tuple[int, int]:
     return tuple(getattr(peer.patch_embed, "img_size", None) or (224, 224))
 
 
-def test_architectures_with_other_blocks_are_refused():
-    with refused("weights.unsupported"):
-        read_fields({"config.json": {"architecture": "vit_base_patch16_rpn_224"}}, Hints())
+@pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224", "vit_base_patch16_rope_ape_224.naver_in1k"])
+def test_architectures_with_other_blocks_are_refused(name):
+    with refused("weights.unsupported"):  # the arrays of rope_ape are those of a ViT without RoPE
+        read_fields({"config.json": {"architecture": name}}, Hints())
+
+
+def test_what_an_architecture_decides_is_read_from_its_name():
     assert read_fields({"config.json": {"architecture": "vit_so400m_patch16_siglip_256.v2"}}, Hints()) == {
         "heads": 16,
         "gelu": "tanh",

@@ -105,6 +105,15 @@ def in_bfloat16(runtime: Runtime, recipe: Recipe, out: Path) -> None:
     run(recipe, out, replace(runtime, precision="bf16"), RunOptions(workers=0, quiet=True))
 
 
+def timed(runtime: Runtime, recipe: Recipe) -> float:
+    """The time that a plan measures before a run: every process does."""
+    from vitkit.runs.build import build_model, open_splits
+    from vitkit.runs.estimates import seconds_an_image
+
+    train = open_splits(recipe)["train"]
+    return seconds_an_image(recipe, build_model(recipe, train), runtime, source=train)
+
+
 def note_batches(rank: int, out: Path) -> None:
     """From now on each process writes down which samples it trains on, where they stand, and their pixels."""
     from vitkit.runs import run as experiment

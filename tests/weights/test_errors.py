@@ -69,6 +69,17 @@ def test_arrays_can_be_ignored_by_name(timm_file):
     assert any("aux.weight" in note for note in vitkit.load(path, ignore=("aux.",)).origin.notes)
 
 
+@pytest.mark.parametrize("shape", [(5, 64), (5, 40)], ids=str)
+def test_an_array_that_is_ignored_and_may_be_missing_starts_fresh(timm_file, shape):
+    path, state = timm_file
+    torch.save(state | {"head.weight": torch.ones(shape)}, path)
+    model = vitkit.load(path, allow_missing=("head",), ignore=("head.w",))
+    assert (model.head.weight == 0).all() and torch.equal(model.head.bias, state["head.bias"])
+    assert [
+        note for note in model.origin.notes if note.startswith("skipped 1 arrays") and "head.weight" in note
+    ]
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_that_are_none_are_refused(timm_file, bad):
     path, state = timm_file

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.weights.convert import compare
+from vitkit.models.resnet import StemConfig
+from vitkit.weights.convert import compare, convert
 from vitkit.weights.formats import bit, huggingface, official, timm, torchvision
 
 
@@ -38,7 +39,11 @@ def test_vit_equals_timm(small, tmp_path, options):
     check(small(**options), tmp_path / "m.safetensors", timm.LAYOUT, 1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"head": "gap"}, {"head": "map"}, {"representation": 32}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"head": "gap"}, {"head": "map"}, {"representation": 32}, {"representation": 16}, {"channels": 1}],
+    ids=str,
+)
 def test_official_files_mean_the_same_to_timm(small, tmp_path, options):
     parity = check(small(**options), tmp_path / "m.npz", official.LAYOUT, 1e-5)
     assert (parity.logits is None) == ("representation" in options)  # timm has no tanh layer
@@ -51,6 +56,36 @@ def test_official_files_mean_the_same_to_timm(small, tmp_path, options):
 def test_vit_equals_transformers(small, tmp_path, options, gelu):
     parity = check(small(gelu=gelu, **options), tmp_path / "m", huggingface.LAYOUT, 1e-5)
     assert parity.logits is not None or options == {"classes": 0}
+
+
+def test_a_distilled_model_without_a_head_has_the_tokens_of_both_peers(small, tmp_path):
+    model = small(gelu="erf", distilled=True, classes=0)
+    for path, layout in ((tmp_path / "m.safetensors", timm.LAYOUT), (tmp_path / "m", huggingface.LAYOUT)):
+        assert check(model, path, layout, 1e-5).logits is None
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "layout"),
+    [
+        ({"image_size": (24, 40)}, "m.pth", torchvision.LAYOUT),
+        ({"channels": 4}, "m.pth", torchvision.LAYOUT),
+        ({"channels": 4}, "m.npz", official.LAYOUT),
+        ({"stem": StemConfig(blocks=(1, 1), width=32), "patch": 1}, "m.npz", official.LAYOUT),
+        ({"stem": StemConfig(blocks=(), width=32), "patch": 1}, "m.pth", timm.LAYOUT),
+    ],
+    ids=str,
+)
+def test_what_a_peer_cannot_build_is_written_and_not_compared(small, tmp_path, options, name, layout):
+    vitkit.save(small(gelu="erf", **options), tmp_path / "m.safetensors")
+    result = convert(tmp_path / "m.safetensors", tmp_path / name, format=layout.name)
+    assert result.ok and result.parity.skipped and (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(("options", "name"), [({"channels": 4}, "m.npz"), ({"width": 32}, "m.pth")], ids=str)
+def test_resnets_that_timm_cannot_build_are_written_and_not_compared(small_resnet, tmp_path, options, name):
+    vitkit.save(small_resnet(**options), tmp_path / "m.safetensors")
+    result = convert(tmp_path / "m.safetensors", tmp_path / name, format="timm" if ".pth" in name else None)
+    assert result.ok and result.parity.skipped and (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("options", [{}, {"representation": 16}, {"classes": 0}], ids=str)

@@ -276,3 +276,14 @@ def test_npz_arrays_of_another_byte_or_axis_order_are_read(small, tmp_path):
     }
     np.savez(tmp_path / "odd.npz", **odd)
     assert equal(vitkit.load(tmp_path / "odd.npz"), model)
+
+
+@pytest.mark.parametrize(("head", "noted"), [("gap", True), ("token", False)])
+@pytest.mark.parametrize(
+    "eva", [{}, {"rope": "eva02", "mlp": "swiglu", "key_bias": False}], ids=["vit", "eva"]
+)
+def test_a_pooling_that_the_arrays_do_not_show_is_noted(small, tmp_path, head, noted, eva):
+    model = small(head=head, class_token=True, gelu="erf", **eva)
+    assert any("head=gap" in note for note in vitkit.save(model, tmp_path / "m.pth", "timm")) == noted
+    assert not any("head=gap" in note for note in vitkit.save(model, tmp_path / "m", "timm"))
+    assert vitkit.load(tmp_path / "m").config.head == head  # config.json of a folder says it

@@ -71,6 +71,7 @@ def seconds_an_image(
         trial = GPU if runtime.device.startswith("cuda") else CPU
         runtime = replace(runtime, compile=False)
     count = min(recipe.micro_batch or recipe.batch // runtime.world, trial.images)
+    total = count * runtime.world  # a task may compare the images of all processes, which time it together
     runtime = single_process(runtime)
     task = recipe.task.for_source(source) if source else recipe.task
     state = start_training(recipe, task, copy.deepcopy(model), runtime)
@@ -84,7 +85,7 @@ def seconds_an_image(
         batch["image"] = noise(count, model.config.channels, *target_view.size)
         rows = target_view.empty()
         batch |= {name: torch.from_numpy(np.stack([row] * count)) for name, row in rows.items()}
-    prepare = task.prepare(model, Order(count, count))
+    prepare = task.prepare(model, Order(total, total))
     batch = runtime.to_device(prepare(0, batch) if prepare else batch)
     end_times: list[float] = []
 

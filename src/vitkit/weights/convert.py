@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitkit.errors import WeightsError
 from vitkit.models.card import with_view
-from vitkit.models.resnet import ResNetConfig
+from vitkit.models.resnet import ResNetConfig, StemConfig
 from vitkit.models.variants import Config, Model, skeleton
 from vitkit.models.vit import ViT, ViTConfig
 from vitkit.options import parse_view
@@ -199,7 +199,21 @@ def not_comparable(config: Config, layout: Layout) -> str:
         return f"{layout.peer} pads images of a hybrid to whole patches, and vitkit crops them"
     if isinstance(config, ViTConfig) and layout.name == "official" and not config.qkv_bias:
         return "timm reads official files with qkv biases only"
+    if layout.name.startswith("official") and config.channels not in (1, 3):
+        return f"timm reads official files of 1 or 3 channels only, not {config.channels}"
+    stem = config.stem if isinstance(config, ViTConfig) else config
+    if isinstance(stem, StemConfig | ResNetConfig) and layout.peer == "timm" and unknown_width(stem):
+        return f"timm has no ResNet of width {stem.width}"
+    if layout.peer == "torchvision" and (
+        config.channels != 3 or config.image_size[0] != config.image_size[1]
+    ):
+        return "torchvision takes square images of 3 channels only"
     return ""
+
+
+def unknown_width(resnet: StemConfig | ResNetConfig) -> bool:
+    """Whether timm builds no ResNet of this width: a hybrid has the stem of one width only."""
+    return resnet.width != 64 if isinstance(resnet, StemConfig) else bool(resnet.width % 64)
 
 
 def with_config(model: Model, config: Config) -> Model:
@@ -253,11 +267,11 @@ def load_timm(path: Path, config: Config, layout: str) -> Forward:
     else:
         peer.load_state_dict(read_state_dict(path), strict=True)
     peer.eval()
-    # timm has no tanh layer
+    # timm has no tanh layer, and without classes it returns the mean of the class and distillation tokens
     has_head = (
         not isinstance(config, ViTConfig)
         or config.representation_kind == "linear"
-        or not config.representation
+        or not (config.representation or (config.distilled and not config.classes))
     )
 
     def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -281,9 +295,11 @@ def timm_vit(c: ViTConfig) -> Any:
     if c.mlp == "swiglu":
         options |= {"mlp_layer": SwiGLUPacked, "act_layer": torch.nn.SiLU}
     kind: Any = VisionTransformerDistilled if c.distilled else VisionTransformer
+    tanh = c.representation and c.representation_kind == "tanh"  # timm's head would be of another width
+    outputs = 0 if tanh else c.classes or c.representation
     return kind(
         in_chans=c.channels,
-        num_classes=c.classes or c.representation,
+        num_classes=outputs,
         pre_norm=c.input_norm,
         norm_layer=partial(LayerNorm, eps=c.norm_eps),
         dynamic_img_size=not c.stem and c.covered == c.image_size,  # else timm refuses the size
@@ -345,7 +361,12 @@ def load_tower(path: Path, layout: str) -> Forward:
 
 
 def load_transformers(path: Path, config: Config, layout: str) -> Forward:
-    from transformers import DeiTForImageClassificationWithTeacher, ViTForImageClassification, ViTModel
+    from transformers import (
+        DeiTForImageClassificationWithTeacher,
+        DeiTModel,
+        ViTForImageClassification,
+        ViTModel,
+    )
 
     assert isinstance(config, ViTConfig)
     if layout != "hf":
@@ -365,7 +386,8 @@ def load_transformers(path: Path, config: Config, layout: str) -> Forward:
 
         return forward
     pooled = bool(config.representation)
-    encoder = ViTModel.from_pretrained(str(path), local_files_only=True, add_pooling_layer=pooled).eval()
+    kind: Any = DeiTModel if config.distilled else ViTModel
+    encoder = kind.from_pretrained(str(path), local_files_only=True, add_pooling_layer=pooled).eval()
 
     def encode(pixels: Tensor) -> tuple[Tensor | None, Tensor]:
         out = encoder(pixels)

@@ -47,7 +47,7 @@ def load(
 
     source         a path, a name of `vitkit list weights`, or hf:owner/name with or without @revision
     allow_missing  prefixes of our parameters that the file may lack; they are initialised
-    ignore         prefixes of the file's arrays to skip
+    ignore         prefixes of the file's arrays to skip; one that our model has also needs allow_missing
     image_size, heads, gelu, labels, preprocessing   override what the file says or does not store
     text           also read the text tower of CLIP or SigLIP, if the file has one; it is model.text
     """
@@ -248,12 +248,15 @@ def assemble(
             f"{layers} layers are declared, but the file has {len(sources)} arrays", code="weights.names"
         )
     entries = layout.entries(spec.config)
-    skipped_prefixes = (*spec.ignored, *ignore)
+    known, unwanted = (*spec.ignored, *ignore), set[str]()
     constants = layout.constants(spec.config)
     expected = {name for entry in entries for name in entry.foreign} | constants.keys()
-    skipped = [n for n in sources if n not in expected and n.startswith(skipped_prefixes)]
-    unexpected = [n for n in sources if n not in expected and not n.startswith(skipped_prefixes)]
-    incomplete = [e for e in entries if any(n not in sources for n in e.foreign)]
+    for entry in entries:  # a parameter that is initialised although the file has it
+        if entry.own.startswith(allow_missing):
+            unwanted |= {name for name in entry.foreign if name.startswith(ignore)}
+    skipped = [n for n in sources if n in unwanted or (n not in expected and n.startswith(known))]
+    unexpected = [n for n in sources if n not in expected and not n.startswith(known)]
+    incomplete = [e for e in entries if any(n not in sources or n in unwanted for n in e.foreign)]
     required = [e for e in incomplete if not e.own.startswith(allow_missing)]
     missing = [n for e in required for n in e.foreign if n not in sources]
     model = skeleton(spec.config)
@@ -275,8 +278,7 @@ def assemble(
         notes.append(f"initialised, because the file lacks them: {listed(initialised)}")
     assert set(tensors) == set(shapes), "a layout's entries name every parameter"
     model.load_state_dict(tensors, assign=True)
-    model.requires_grad_(True)
-    return model, tuple(notes)
+    return model.requires_grad_(True), tuple(notes)
 
 
 def layer_count(config: Config) -> int:

@@ -20,7 +20,7 @@ from vitkit.models.variants import Config, Model
 from vitkit.models.vit import ViT, ViTConfig
 from vitkit.weights.card import card_of, to_json
 from vitkit.weights.formats import formats
-from vitkit.weights.formats.layout import Hints, Layout, Source
+from vitkit.weights.formats.layout import Hints, Layout, Shapes, Source
 from vitkit.weights.formats.vitkit import LAYOUT as OWN
 from vitkit.weights.tokenizer import TokenizerPlace
 from vitkit.weights.untrusted import listed
@@ -164,6 +164,20 @@ def lost_in_arrays(model: Model, layout: Layout, path: Path) -> Iterator[str]:
             f"the arrays do not store {field}={actual}, and a reader would guess {guessed}: give "
             f"{layout.name} {argument}={actual}; {for_vitkit}"
         )
+    yield from lost_head(config, shapes, layout, path)
+
+
+def lost_head(config: ViTConfig, shapes: Shapes, layout: Layout, path: Path) -> Iterator[str]:
+    """A note if a reader of the arrays alone would take the features from other tokens."""
+    try:
+        guess = layout.infer(shapes, Hints(heads=config.heads, image_size=config.image_size)).config
+    except WeightsError:
+        return
+    if isinstance(guess, ViTConfig) and guess.head != config.head:
+        hint = f"; {layout.remedies['head']}" if "head" in layout.remedies else ""
+        card = path.suffix in (".safetensors", ".npz")
+        own = "vitkit reads it from the file's metadata" if card else "for vitkit, write a .safetensors file"
+        yield f"the arrays do not store head={config.head}, a reader would guess {guess.head}{hint}; {own}"
 
 
 def rows_of(shape: tuple[int, ...], source: Source) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ from vitkit.weights.formats.timm_config import (
 STEM = "patch_embed.backbone"
 TRUNK = "visual.trunk."  # of a timm model in open_clip's files
 QUICK = re.compile(r"openai|metaclip_\w+")  # tags of CLIP towers that were trained with QuickGELU
+MEAN = {"head": "give timm global_pool='avg'"}  # of a class token, which only this pooling can leave unread
 DECODER = ("decoder_", "mask_token")  # of a masked autoencoder; not part of the encoder
 
 
@@ -343,7 +344,7 @@ LAYOUT = Layout(
     unsupported=unsupported,
     native=native,
     peer="timm",
-    remedies={"gelu": "give it act_layer='gelu_tanh'"},
+    remedies={"gelu": "give it act_layer='gelu_tanh'"} | MEAN,
     json_files=json_files,
 )
 EVA = Layout(
@@ -354,6 +355,7 @@ EVA = Layout(
     unsupported=eva.unsupported,
     native=eva.native,
     peer="timm",
+    remedies=MEAN,
     json_files=json_files,
 )
 OPEN_CLIP = Layout(

@@ -20,7 +20,7 @@ ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"vit_so400m_patch14_siglip.*|vit_base_patch16_gap_224", {"heads": 16}),
     (r"vit_base_patch32_siglip.*|vit_large_patch16_siglip_(gap_)?512", {"gelu": "tanh"}),
     (r".*_clip_quickgelu_.*", {"gelu": "quick"}),
-    (r"vit_base_patch16_rpn_224|eva02_enormous_.*", {}),
+    (r"vit_base_patch16_rpn_224|eva02_enormous_.*|vit_.*_rope_.*", {}),
 )
 ROPE: dict[str, dict[str, Any]] = {  # what timm's arguments may say of it
     "dinov3": {"rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True},

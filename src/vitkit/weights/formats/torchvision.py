@@ -93,7 +93,8 @@ def entries(config: Config) -> list[Entry]:
 def unsupported(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.gelu != "erf":
         return (
-            "torchvision always uses the erf GELU and this model uses tanh, so its outputs would change; "
+            f"torchvision always uses the erf GELU and this model uses {config.gelu}, so its outputs would "
+            "change; "
             "to accept that: vitkit convert --gelu erf (load(FILE, gelu='erf') in Python)"
         )
     return unsupported_fields(config, "torchvision", also=("representation",))
