@@ -1,6 +1,5 @@
-"""What differs between Linux, macOS and Windows: file flags and positions, locks, signals, memory."""
+"""What differs between Linux, macOS and Windows: file flags and positions, locks, signals."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -152,37 +151,3 @@ def open_file_limit() -> int | None:
     import resource
 
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def total_memory() -> int:
-    """The memory of this machine in bytes."""
-    if sys.platform == "win32":
-        return windows_memory()[0]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def free_memory() -> int:
-    """The memory of this machine that nothing uses, in bytes; on macOS, which does not tell, all of it."""
-    if sys.platform == "win32":
-        return windows_memory()[1]
-    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
-        return total_memory()
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-
-
-class MemoryStatus(ctypes.Structure):
-    """MEMORYSTATUSEX of Windows."""
-
-    _fields_ = [
-        ("length", ctypes.c_uint32), ("load", ctypes.c_uint32),
-        ("total", ctypes.c_uint64), ("free", ctypes.c_uint64), ("others", ctypes.c_uint64 * 5),
-    ]  # fmt: skip
-
-
-def windows_memory() -> tuple[int, int]:
-    """The total and the free memory in bytes, as Windows tells them."""
-    status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
-    windll: Any = getattr(ctypes, "windll")  # noqa: B009  # only there
-    if not windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
-        raise OSError("GlobalMemoryStatusEx failed")
-    return status.total, status.free

@@ -10,7 +10,7 @@ import torch
 from vitkit.data.decode import BadImage, decode
 from vitkit.data.sources.source import Source
 from vitkit.errors import Error
-from vitkit.io.system import free_memory
+from vitkit.io.free_memory import free_memory
 from vitkit.models.variants import Model
 from vitkit.options import PATIENCE, Training
 from vitkit.planning.memory import memory_of

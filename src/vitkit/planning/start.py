@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitkit.errors import Error
-from vitkit.io.system import total_memory
+from vitkit.io.free_memory import total_memory
 from vitkit.metrics.cost import parameters
 from vitkit.models.variants import Config, published_variant, skeleton, variant, with_image_size, with_options
 from vitkit.models.vit import ViTConfig

@@ -12,7 +12,7 @@ from vitkit.data.sources.source import Source
 from vitkit.data.views import View
 from vitkit.inference.predict import evaluation_view, logits
 from vitkit.inference.tta import augmented
-from vitkit.io.system import free_memory
+from vitkit.io.free_memory import free_memory
 from vitkit.runtime.runtime import Runtime
 from vitkit.tasks.task import Evaluation, Metrics, Task
 

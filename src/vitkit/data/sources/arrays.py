@@ -15,7 +15,7 @@ from vitkit.data.sources.archives import Positioned
 from vitkit.data.sources.openers import Opener, file_with_suffix
 from vitkit.data.sources.source import Source, from_arrays
 from vitkit.errors import Error, code_of
-from vitkit.io.system import total_memory
+from vitkit.io.free_memory import total_memory
 
 DAMAGE = (  # what numpy and zipfile raise for a malformed file
     OSError, EOFError, KeyError, ValueError, RuntimeError, SyntaxError, OverflowError, MemoryError, TypeError,
