@@ -2,8 +2,8 @@
 
     python bench/calibration.py RUN... --images 20 50 100 200 500
 
-Each RUN is a folder of `vitkit finetune` that was not calibrated. Its temperature is chosen as
-`calibrate=true` chooses it, on so many images of its test split, and judged on all others: 200 random draws.
+Each RUN is a folder of `vitkit finetune --set calibrate=false`. Its temperature is chosen as a calibrated run
+chooses it, but on so many images of its test split, and judged on all others: 200 random draws.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python bench/reject.py MODEL DATA OTHER --images 1000
 
-MODEL was not calibrated: the best.safetensors of a run, or a run without calibrate=true. DATA has its
+MODEL was not calibrated: the best.safetensors of a run, or a run with calibrate=false. DATA has its
 classes: temperature and threshold are chosen on the validation images of the run, and its test images are
 counted. The threshold is the confidence that 95 % of the correct validation images reach. OTHER has images of
 other classes.

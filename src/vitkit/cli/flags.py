@@ -61,7 +61,7 @@ Reject = Annotated[
     arg(
         metavar="P",
         help="Reject an image, with the label 'unknown', if the probability of its likeliest label is below "
-        "P (0 to 1); without P, below the threshold of the model, which a calibrated training stores. For a "
+        "P (0 to 1); without P, below the threshold that a calibrated run stores in the model. For a "
         "detector: the minimum score of a box.",
     ),
 ]

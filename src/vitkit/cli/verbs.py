@@ -113,29 +113,28 @@ def joined(words: Sequence[str]) -> list[str]:
     The parser alone would keep the last occurrence and drop the others.
     """
     names = [word.partition("=")[0].replace("_", "-") for word in words if FLAG.match(word)]
-    parts = dict(verbs_and_parts(VERBS)) if len(set(names)) < len(names) else {}
-    verb = parts.get(" ".join(words[:2])) or parts.get(words[0] if words else "")
+    if len(set(names)) == len(names):
+        return list(words)
+    parts = dict(verbs_and_parts(VERBS))
+    verb = parts.get(" ".join(words[:2])) or parts.get(words[0])
     several = {
         argument.flag
         for argument in (arguments_of(verb) if verb else ())
         if argument.max_values > 1 and not any(marker in APPENDED for marker in get_args(argument.hint)[1:])
     }
-    blocks: list[list[str]] = [[]]  # each flag with the words after it
-    first: dict[str, list[str]] = {}
-    for word in words:
+    block: list[str] = []  # a flag with the words after it
+    blocks: dict[str | int, list[str]] = {-1: block}  # by the flag, or by the place where each counts
+    for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         flag = name.replace("_", "-")
         if not FLAG.match(word):
-            blocks[-1].append(word)
-        elif flag in first:
-            first[flag] += [value] if equals else []
-            blocks.append(first[flag])
+            block.append(word)
+        elif flag in several:
+            block = blocks.setdefault(flag, [flag])
+            block += [value] if equals else []
         else:
-            blocks.append([flag, *([value] if equals else [])] if flag in several else [word])
-            if flag in several:
-                first[flag] = blocks[-1]
-    unique = {id(block): block for block in blocks}
-    return [word for block in unique.values() for word in block]
+            block = blocks[place] = [word]
+    return [word for block in blocks.values() for word in block]
 
 
 def command(words: list[str]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""The memory that this machine, or the container around this process, has in all and has free."""
+"""The total and the available memory of this machine, or of the container that the process runs in."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MEMINFO, OWN_GROUPS, GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-# controller -> files with the limit and the use, and the line of memory.stat with the file cache
+# of cgroups v2 and v1, by controller: files of limit and usage, and the file cache's line of memory.stat
 VERSIONS = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -25,7 +25,7 @@ def total_memory() -> int:
 
 
 def free_memory() -> int:
-    """The memory that this process can still get, in bytes; on macOS, which does not tell, all of it.
+    """The available memory in bytes, in a container at most what is left to it; on macOS, the total.
 
     The cache of files counts as free: the system gives it up when memory is asked for.
     """
@@ -36,7 +36,7 @@ def free_memory() -> int:
 
 
 def available_memory() -> int:
-    """The memory of this machine that can be had, in bytes."""
+    """The available memory of this machine in bytes."""
     with suppress(OSError, ValueError, IndexError):
         for line in MEMINFO.read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
@@ -47,9 +47,9 @@ def available_memory() -> int:
 
 
 def container_limits() -> Iterator[tuple[int, int]]:
-    """The limit of each control group around this process that has one, and what the group uses of it.
+    """The limit and the used memory of each cgroup of this process with a limit, parents included.
 
-    The group has a name as the host or as the container sees it, so that also its parents are looked at.
+    /proc names the cgroup as the host sees it or as the container does, so not every folder exists.
     """
     groups = ""
     with suppress(OSError):

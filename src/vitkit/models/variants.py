@@ -203,13 +203,3 @@ def skeleton(config: Config) -> Model:
         if isinstance(config, DenseConfig):
             return config.build()
         return ViT(config) if isinstance(config, ViTConfig) else ResNet(config)
-
-
-def check_rgb(config: Config, name: str) -> None:
-    """Refuse a model of other images than RGB, as which every image file is read."""
-    if config.channels != 3:
-        raise Error(
-            f"{name} takes images of {config.channels} channels, but image files are read as RGB, with 3 "
-            "channels; use a model with channels=3, or call this one from Python with your own tensors",
-            code="model.unsupported",
-        )

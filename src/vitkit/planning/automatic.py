@@ -230,30 +230,35 @@ def choose_stopping(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choic
 
 
 def check_calibration(recipe: Recipe, known: Circumstances, *, protocol: bool = False) -> None:
-    """Refuse calibrate=true where no evaluation on validation images, or no softmax, would calibrate."""
-    if not recipe.calibrate:
-        return
+    """Refuse calibrate=true where nothing would calibrate."""
+    if recipe.calibrate and (error := calibration_error(recipe, known, protocol=protocol)):
+        raise error
+
+
+def calibration_error(recipe: Recipe, known: Circumstances, *, protocol: bool = False) -> Error | None:
+    """Why no evaluation on validation images, or no softmax, would calibrate; None if one would."""
     if protocol or recipe.train_on == "train+val":
         setting = "the paper's protocol" if protocol else "train_on=train+val"
-        raise Error(
+        return Error(
             f"calibrate=true needs validation images, but {setting} trains on them in the end; omit one of "
             "both",
             code="request.conflict",
         )
     if recipe.loss != "softmax" or known.splits["train"].multilabel:
-        raise Error(
+        return Error(
             "calibrate=true needs one label per image and loss=softmax, whose probabilities have a "
             "temperature; omit it",
             code="request.conflict",
         )
     if "val" not in known.splits:
-        raise no_validation("calibrate=true", recipe.data, known.splits["train"])
+        return no_validation("calibrate=true", recipe.data, known.splits["train"])
     if not recipe.evaluations:
-        raise Error(
+        return Error(
             "calibrate=true needs an evaluation on the validation images, but evaluations is 0; omit one of "
             "both",
             code="request.conflict",
         )
+    return None
 
 
 def fit_warmup(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:

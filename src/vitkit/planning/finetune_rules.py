@@ -205,9 +205,9 @@ def choose_average(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice
 def choose_calibration(recipe: Recipe, known: Circumstances) -> tuple[Recipe, Choice | None]:
     """Calibrate the probabilities where there are enough validation images to choose a temperature."""
     images = len(known.splits.get("val", ()))
-    evaluated = recipe.evaluations and recipe.train_on == "train" and images >= FEW_TO_CALIBRATE
-    one_label = recipe.loss == "softmax" and not known.splits["train"].multilabel
-    if not (open_to_rules(recipe, known, "calibrate") and evaluated and one_label):
+    if images < FEW_TO_CALIBRATE or not open_to_rules(recipe, known, "calibrate"):
+        return recipe, None
+    if automatic.calibration_error(recipe, known):
         return recipe, None
     return replace(recipe, calibrate=True), Choice("calibrated probabilities", f"{images} validation images")
 

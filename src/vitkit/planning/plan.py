@@ -15,15 +15,7 @@ from vitkit.data.loader import check_sockets
 from vitkit.data.sources.remote import Cache
 from vitkit.data.sources.source import Source
 from vitkit.metrics.cost import Memory, forward_flops, parameters, training_passes
-from vitkit.models.variants import (
-    Config,
-    Model,
-    check_rgb,
-    fresh,
-    published_variant,
-    skeleton,
-    with_image_size,
-)
+from vitkit.models.variants import Config, Model, fresh, published_variant, skeleton, with_image_size
 from vitkit.models.vit import ViTConfig, dropped
 from vitkit.options import Training
 from vitkit.planning import automatic, dense_rules, finetune_rules, pretraining_rules, resume, start
@@ -323,7 +315,7 @@ def planned(request: Request, out: Path, old: Recipe | None, machine: Machine, o
     config = start.starting_config(recipe)
     if config is not None:
         start.check_size(config, recipe.weights or recipe.model)
-        check_rgb(config, recipe.weights or recipe.model)
+        start.check_rgb(config, recipe.weights or recipe.model)
     if old is None:
         recipe = fitted_to_weights(recipe, config, known, choices)
     loader = load_here if only else load if requested.weights else automatic.load_default

@@ -38,6 +38,16 @@ def check_size(config: Config, name: str) -> None:
         )
 
 
+def check_rgb(config: Config, name: str) -> None:
+    """Refuse a model of other images than RGB, as which every image file is read."""
+    if config.channels != 3:
+        raise Error(
+            f"{name} takes images of {config.channels} channels, but image files are read as RGB, with 3 "
+            "channels; use a model with channels=3, or call this one from Python with your own tensors",
+            code="model.unsupported",
+        )
+
+
 def fit_resolution(
     recipe: Recipe, known: Circumstances, config: Config | None
 ) -> tuple[Recipe, Choice | None]:

@@ -94,8 +94,7 @@ def unsupported(config: Config) -> str:
     if isinstance(config, ViTConfig) and config.gelu != "erf":
         return (
             f"torchvision always uses the erf GELU and this model uses {config.gelu}, so its outputs would "
-            "change; "
-            "to accept that: vitkit convert --gelu erf (load(FILE, gelu='erf') in Python)"
+            "change; to accept that: vitkit convert --gelu erf (load(FILE, gelu='erf') in Python)"
         )
     return unsupported_fields(config, "torchvision", also=("representation",))
 
